@@ -1,0 +1,1 @@
+"""How well an operator does: check, benchmark, report, and the command line."""

@@ -1,0 +1,1 @@
+"""Kernel languages. Each package has launch.py (device), simulate.py (CPU) and, where it can, compile.py."""
