@@ -1,0 +1,51 @@
+"""Pallas kernels on CPU tensors, interpreted by jax."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdk.backends.pallas.environment import prepare_jax
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable[..., Any]:
+    import jax
+
+    def interpreted(*args: Any) -> Any:
+        return function(*args, interpret=True)
+
+    return jax.jit(interpreted, static_argnums=static)
+
+
+def to_jax(t: Tensor) -> Any:
+    """The same bytes as a jax array; a strided tensor is copied (Pallas takes none)."""
+    import jax
+
+    t = t.detach().contiguous()
+    if t.dim() == 0:  # dlpack keeps no layout for scalars of every dtype
+        return jax.numpy.asarray(t.item(), str(t.dtype).removeprefix("torch."))
+    return jax.dlpack.from_dlpack(t)
+
+
+def to_torch(array: Any) -> Tensor:
+    """The same bytes as a torch tensor that may be written to."""
+    return torch.from_dlpack(array)
+
+
+def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
+    """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces."""
+    prepare_jax()
+    import jax
+
+    static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
+    with jax.default_device(jax.devices("cpu")[0]):
+        result = _compiled(function, static)(*[to_jax(a) if isinstance(a, Tensor) else a for a in args])
+        jax.block_until_ready(result)
+    if isinstance(result, tuple | list):
+        return tuple([None if r is None else to_torch(r) for r in result])
+    return to_torch(result)

@@ -1,0 +1,199 @@
+"""The body of an operator: which implementation runs a call, on tensors that are real. One per operator and direction."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdk import recording
+from kdk.backends import LANGUAGES, Language
+from kdk.errors import FallbackWarning, RefusedError
+from kdk.op import Op
+from kdk.platforms import platform
+from kdk.recording import Key
+from kdk.selection import Choice, parse
+
+FILES = {"torch": "algorithm"} | {name: name for name in LANGUAGES}
+
+
+class Candidate:
+    """One implementation of one direction of an operator, for one device and target."""
+
+    def __init__(self, op: Op, direction: str, implementation: str, how: str, target: str) -> None:
+        self.key = Key(op.name, direction, implementation, how, target, "")
+        self.function: Callable[..., Any] | None = None
+        self.refuse: Callable[[tuple[Any, ...]], str | None] | None = None
+
+    def refused(self, reason: str, strict: bool) -> None:
+        """Count the refusal, warn the first time; raise when strict."""
+        key = self.key
+        if strict:
+            raise RefusedError(
+                "KDK-REFUSED",
+                f"{key.op}.{key.direction}: {key.implementation} refused",
+                value=reason,
+                way_out="leave kdk.strict() (or KDK_STRICT=1) and the next implementation runs, recorded with this reason",
+            )
+        if recording.count(key._replace(how="refused", reason=reason)) == 1:
+            text = f"{key.op}.{key.direction}: {key.implementation} refused, another implementation runs: {reason}"
+            warnings.warn(text, FallbackWarning, stacklevel=3)
+
+
+def kernel_file(op: Op, implementation: str, direction: str) -> str | None:
+    """The import name of the file that holds a kernel, or None when the operator has none."""
+    name = f"{op.package}.{FILES[implementation]}{'' if direction == 'forward' else '_backward'}"
+    return name if importlib.util.find_spec(name) else None
+
+
+def contiguous_and_new(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with results that are contiguous and never an argument: what every implementation owes and the fake promises."""
+
+    def fix(t: Tensor | None, args: tuple[Any, ...]) -> Tensor | None:
+        if t is None:
+            return None
+        if any(t is a for a in args) or t._is_view():
+            return t.clone(memory_format=torch.contiguous_format)
+        return t.contiguous()
+
+    def run(*args: Any) -> Any:
+        result = function(*args)
+        if isinstance(result, Tensor):
+            return fix(result, args)
+        return tuple([fix(t, args) for t in result])
+
+    return run
+
+
+def no_nones(result: Any, args: tuple[Any, ...]) -> Any:
+    """A schema's results are tensors: what a backward did not compute becomes an empty one."""
+    if isinstance(result, Tensor) or all(t is not None for t in result):
+        return result
+    like = first_tensor(args)
+    return tuple([like.new_empty(0) if t is None else t for t in result])
+
+
+def first_tensor(args: tuple[Any, ...]) -> Tensor:
+    for a in args:
+        if isinstance(a, Tensor):
+            return a
+    raise AssertionError("an operator has a tensor argument")
+
+
+def _reference(op: Op, direction: str) -> Candidate:
+    candidate = Candidate(op, direction, "reference", "device", "")
+    function = op.function(direction)
+    assert function is not None
+    candidate.function = contiguous_and_new(function)
+    return candidate
+
+
+def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choice, device: torch.device) -> Candidate:
+    """A language's kernel: on its own platform on the device, on CPU tensors in its simulator, refused elsewhere."""
+    native = where in language.platforms
+    target = "" if native else choice.target or language.targets[0]
+    candidate = Candidate(op, direction, language.name, "device" if native else "simulated", target)
+    launch = language.module("launch")
+    static = None if native or where == "cpu" else f"it does not run on {where}"
+    static = static or launch.missing(where if native else "cpu")
+    file = kernel_file(op, language.name, direction)
+    if file is None:
+        static = f"{op.name} has no {language.name} kernel for its {direction}"
+    if static:
+        candidate.refuse = lambda args: static
+        return candidate
+    assert file is not None
+    launch.prepare()
+    module = importlib.import_module(file)
+    if native:
+        target = launch.target(device)
+        candidate.key = candidate.key._replace(target=target)
+        candidate.function = lambda *args: launch.run_on_device(getattr(module, direction), args)
+    else:
+        run_simulated = language.module("simulate").run_simulated
+        candidate.function = lambda *args: run_simulated(getattr(module, direction), args, target)
+    candidate.refuse = _refusal(language, target, getattr(module, "supports", None))
+    return candidate
+
+
+def _refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Callable[[tuple[Any, ...]], str | None]:
+    dtypes = {getattr(torch, name) for name in language.dtypes}
+
+    def refuse(args: tuple[Any, ...]) -> str | None:
+        for a in args:
+            if isinstance(a, Tensor) and a.dtype not in dtypes:
+                name = str(a.dtype).removeprefix("torch.")
+                return f"{name}: {language.no_dtype.get(name, f'{language.name} kernels take {sorted(language.dtypes)}')}"
+        return supports(target, *args) if supports else None
+
+    return refuse
+
+
+def _plan(op: Op, direction: str, choice: Choice, device: torch.device) -> list[Candidate]:
+    """The candidates in order: the chosen one, the platform's own, torch, and the reference, which never refuses."""
+    where = platform(device.type)
+    native = [name for name, language in LANGUAGES.items() if where in language.platforms]
+    order = [choice.implementation] if choice.implementation else []
+    order += [name for name in (*native, "torch", "reference") if name not in order]
+    plan = []
+    for name in order[: order.index("reference") + 1]:
+        if name == "reference":
+            plan.append(_reference(op, direction))
+        elif name == "torch":
+            file = kernel_file(op, name, direction)
+            if file:
+                candidate = Candidate(op, direction, "torch", "device", "")
+                candidate.function = getattr(importlib.import_module(file), direction)
+                supports = getattr(importlib.import_module(file), "supports", None)
+                candidate.refuse = (lambda args, s=supports: s("", *args)) if supports else None
+                plan.append(candidate)
+            elif choice.implementation == "torch":
+                candidate = Candidate(op, direction, "torch", "device", "")
+                candidate.refuse = lambda args: f"{op.name} has no algorithm.py for its {direction}"
+                plan.append(candidate)
+        else:
+            plan.append(_kernel(op, direction, LANGUAGES[name], where, choice, device))
+    return plan
+
+
+def body(op: Op, direction: str) -> Callable[..., Any]:
+    """The function that runs for every device. Reads nothing that can change below the front door, except tensors."""
+    function = op.function(direction)
+    assert function is not None
+    defaults = [p.default for p in inspect.signature(function).parameters.values()]
+    check = op.check if direction == "forward" else None
+    plans: dict[tuple[str, torch.device], tuple[list[Candidate], bool]] = {}
+
+    def make_plan(impl: str, device: torch.device) -> tuple[list[Candidate], bool]:
+        choice = parse(impl)
+        plan = plans[impl, device] = _plan(op, direction, choice, device), choice.strict
+        return plan
+
+    def run(*args: Any, impl: str = "") -> Any:
+        if len(args) < len(defaults):  # the dispatcher drops arguments that equal their default
+            args = (*args, *defaults[len(args) :])
+        if check is not None:
+            check(*args)
+        device = first_tensor(args).device
+        candidates, strict = plans.get((impl, device)) or make_plan(impl, device)
+        for candidate in candidates:
+            if candidate.refuse is not None:
+                reason = candidate.refuse(args)
+                if reason is not None:
+                    candidate.refused(reason, strict)
+                    continue
+                if candidate.key.implementation in LANGUAGES and any(isinstance(a, Tensor) and a.numel() == 0 for a in args):
+                    candidate = candidates[-1]  # nothing to launch: the reference knows the shapes
+                    recording.count(candidate.key._replace(reason="empty input"))
+                    return no_nones(candidate.function(*args), args)  # type: ignore[misc]
+            recording.count(candidate.key)
+            return no_nones(candidate.function(*args), args)  # type: ignore[misc]
+        raise AssertionError("the reference refuses nothing")
+
+    return run

@@ -1,0 +1,97 @@
+"""The declaration of an operator: the one place that says what it is. Imports no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kdk.errors import DeclarationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """An operator, declared in its folder's `__init__.py` as `op`. Its name is the reference's.
+
+    Shapes are written in letters, one string per tensor: "*N H" is any number of leading dimensions with N elements in all,
+    then H columns. The same letter is the same size everywhere; "B|1" is B or 1.
+    """
+
+    reference: Callable[..., Any]
+    """Plain torch; its typed signature is the schema, its docstring the documentation. Returns outputs, then saved tensors."""
+    check: Callable[..., None]
+    """Raises InputError for arguments that the operator does not take; called before anything runs, and under compile."""
+    outputs: tuple[str, ...]
+    """Names of the outputs, in the order the reference returns them."""
+    shapes: Mapping[str, str]
+    """Every tensor argument, output and saved tensor, in letters."""
+    kind: Literal["elementwise", "row", "algorithmic"]
+    """Without evidence, element-wise and row operators decompose under torch.compile (the compiler fuses them into their
+    neighbours), algorithmic ones keep their kernel."""
+    backward: Callable[..., Any] | None = None
+    """One gradient per entry of `uses`, None where `needs` does not name it."""
+    saved: tuple[str, ...] = ()
+    """Names of the reference's trailing results, kept for backward; the same for every implementation."""
+    uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Differentiable input -> the inputs and saved tensors that its gradient reads."""
+    longest: Mapping[str, str] = field(default_factory=dict)
+    """Output, saved tensor, or gradient ("grad x") -> letters whose product is the longest sum behind one element."""
+    flops: Mapping[str, Callable[..., int]] = field(default_factory=dict)
+    """"forward" and "backward" -> floating-point operations, from the letters' sizes by keyword."""
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    """Working dtypes, beside float64, which the reference alone takes."""
+    mixed: Mapping[str, str] = field(default_factory=dict)
+    """Tensor -> another dtype that it may have while the rest has the working dtype (a float32 weight with 16-bit x)."""
+    deterministic: bool = True
+    """Two runs on equal inputs give equal bits."""
+    fills: tuple[str, ...] = ()
+    """aten operators that this operator stands in for where they are missing."""
+    neighbours: tuple[str, ...] = ()
+    """What usually follows in a model ("linear"), for costing it in a block."""
+
+    def __post_init__(self) -> None:
+        known = [*self.arguments, *self.outputs, *self.saved]
+        tensors = [*self.tensors, *self.outputs, *self.saved]
+        for what, names in (("shapes", self.shapes), ("uses", self.uses), ("mixed", self.mixed)):
+            for name in names:
+                if name not in known:
+                    raise self._error(f"`{what}` names {name!r}", f"its tensors are {', '.join(tensors)}")
+        for name in tensors:
+            if name not in self.shapes:
+                raise self._error(f"`shapes` lacks {name!r}", "every tensor argument, output and saved tensor has a shape")
+        if (self.backward is None) != (not self.uses):
+            raise self._error("`backward` and `uses` go together", "declare both or neither")
+        for name in self.longest:
+            if name.removeprefix("grad ") not in known:
+                raise self._error(f"`longest` names {name!r}", "outputs, saved tensors, or 'grad ' and a differentiable input")
+
+    def _error(self, problem: str, limit: str) -> DeclarationError:
+        return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit)
+
+    @property
+    def name(self) -> str:
+        return self.reference.__name__
+
+    @property
+    def package(self) -> str:
+        """The import name of the operator's folder."""
+        return self.reference.__module__.rpartition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The first line of the documentation."""
+        return (inspect.getdoc(self.reference) or "").partition("\n")[0]
+
+    @property
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.reference, eval_str=True).parameters)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensor arguments."""
+        return tuple(name for name, p in self.arguments.items() if "Tensor" in str(p.annotation))
+
+    def function(self, direction: str) -> Callable[..., Any] | None:
+        """The reference of a direction, "forward" or "backward"."""
+        return self.reference if direction == "forward" else self.backward

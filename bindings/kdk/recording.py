@@ -1,0 +1,86 @@
+"""What ran: counters that are always on, and `record()`, the difference between two moments."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """What is counted. how: device, simulated, inlined (plain torch, no call of its own), refused. reason: why not the usual."""
+
+    op: str
+    direction: str
+    implementation: str
+    how: str
+    target: str
+    reason: str
+
+
+COUNTS: Counter[Key] = Counter()
+_LOCK = threading.Lock()  # backward runs in threads of its own; an unlocked += loses counts
+
+
+def count(key: Key) -> int:
+    """Count one call; the number of such calls so far."""
+    with _LOCK:
+        COUNTS[key] += 1
+        return COUNTS[key]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a record."""
+
+    op: str
+    direction: str
+    implementation: str
+    how: str
+    target: str
+    reason: str
+    calls: int
+
+
+class record:
+    """`with kdk.record() as r`: afterwards (or meanwhile) `r.rows` says what ran how often, on which grounds.
+
+    Process-wide, so that backward threads count. An operator that was inlined (use("reference"), torch.compile) is fused into
+    its neighbours: it is counted when it is traced, not each time the compiled code runs.
+    """
+
+    def __enter__(self) -> record:
+        with _LOCK:
+            self._before = Counter(COUNTS)
+        self._after: Counter[Key] | None = None
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with _LOCK:
+            self._after = Counter(COUNTS)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Sorted by operator; refusals after what ran instead."""
+        with _LOCK:
+            now = Counter(COUNTS) if self._after is None else self._after
+        changed = now - self._before
+        return [Row(*key, calls=changed[key]) for key in sorted(changed, key=lambda k: (k.op, k.direction != "forward", k))]
+
+    def calls(self, op: str, direction: str = "forward", *, how: str = "", implementation: str = "") -> int:
+        """How many calls of an operator ran (refusals left out), by one implementation or in one way if named."""
+        return sum(
+            row.calls
+            for row in self.rows
+            if (row.op, row.direction) == (op, direction)
+            and (row.how == how if how else row.how != "refused")
+            and implementation in ("", row.implementation)
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{r.op}.{r.direction}: {r.implementation} {r.how}{f' as {r.target}' if r.target else ''} x{r.calls}"
+            + (f" ({r.reason})" if r.reason else "")
+            for r in self.rows
+        )

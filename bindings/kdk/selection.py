@@ -1,0 +1,165 @@
+"""Which implementation runs: the choice of a context, of the process, or the platform's own order. Imports no torch.
+
+The choice travels as a string argument of the operator, so that backward, another thread, a checkpoint's recomputation, an
+exported program and a DTensor's local shard all see the one that was in force at the call. Its grammar:
+
+    ""  the platform's order        "triton"  that one first        "triton@sm_90"  on CPU tensors: simulated as that chip
+    and a trailing "!"              strict: a refusal raises
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kdk.backends import LANGUAGES, TARGETS
+from kdk.errors import UsageError
+
+IMPLEMENTATIONS = ("reference", "torch", *LANGUAGES)
+EVERY, STRICT = "*", "!"  # keys of a choice beside the operators' names
+
+
+class Choice(NamedTuple):
+    """A parsed choice. Empty strings: nobody chose."""
+
+    implementation: str
+    target: str
+    strict: bool
+
+
+@functools.cache
+def parse(text: str) -> Choice:
+    """The choice that `text` stands for; raises UsageError for anything else."""
+    strict = text.endswith("!")
+    name, _, target = text.removesuffix("!").partition("@")
+    if name and name not in IMPLEMENTATIONS:
+        raise UsageError(
+            "KDK-IMPLEMENTATION", "unknown implementation", value=repr(name), limit=f"there are {', '.join(IMPLEMENTATIONS)}"
+        )
+    if target and TARGETS.get(target) != name:
+        of_name = LANGUAGES[name].targets if name in LANGUAGES else ()
+        limit = f"{name or 'the default order'} has {', '.join(of_name) or 'no targets'}"
+        raise UsageError("KDK-TARGET", f"unknown target of {name or 'the default'}", value=repr(target), limit=limit)
+    return Choice(name, target, strict)
+
+
+class _Local(threading.local):
+    """Per thread. The attribute is set in __init__: dynamo reads a class attribute without a guard, which reuses wrong graphs."""
+
+    def __init__(self) -> None:
+        self.choice: dict[str, str] = {}
+
+
+LOCAL = _Local()
+DEFAULT: dict[str, str] = {}
+
+
+def current(name: str) -> str:
+    """The choice in force for operator `name`. Traced by dynamo: plain look-ups only, each becomes a guard."""
+    choice = LOCAL.choice
+    if not choice and not DEFAULT:
+        return ""
+    impl = choice.get(name) or choice.get(EVERY) or DEFAULT.get(name) or DEFAULT.get(EVERY) or ""
+    return impl + (choice.get(STRICT) or DEFAULT.get(STRICT) or "")
+
+
+def _checked(everything: str | None, each: dict[str, str]) -> dict[str, str]:
+    new = dict(each)
+    if everything is not None:
+        new[EVERY] = everything
+    for text in new.values():
+        if not text or text.endswith("!"):
+            raise UsageError("KDK-IMPLEMENTATION", "unknown implementation", value=repr(text))
+        parse(text)
+    if each:
+        from kdk import registry
+
+        registry.require(each)
+    return new
+
+
+class use:
+    """Prefer an implementation: `with use("reference")` for all operators, `with use(rms_norm="triton")` for one.
+
+    The implementation is a preference: where it refuses, the platform's order goes on (see `strict`). "reference" inlines
+    plain torch, differentiable to any order. Works around and inside torch.compile(fullgraph=True); holds for the thread.
+    Raises UsageError for a name that does not exist.
+    """
+
+    def __init__(self, everything: str | None = None, /, **each: str) -> None:
+        self.new = _checked(everything, each)
+
+    def __enter__(self) -> None:
+        self.old = LOCAL.choice
+        if EVERY in self.new:
+            kept = {STRICT: self.old[STRICT]} if STRICT in self.old else {}
+            LOCAL.choice = {**kept, **self.new}
+        else:
+            LOCAL.choice = {**self.old, **self.new}
+
+    def __exit__(self, *exc: object) -> None:
+        LOCAL.choice = self.old
+
+
+class simulate(use):
+    """Run the kernels of a chip on CPU tensors, in its language's simulator: `with simulate("sm_90" | "v6e" | "trn2")`.
+
+    What has no kernel, or refuses, runs on the reference, recorded with the reason. Raises UsageError for an unknown chip.
+    """
+
+    def __init__(self, target: str) -> None:
+        if target not in TARGETS:
+            raise UsageError("KDK-TARGET", "unknown target", value=repr(target), limit=f"there are {', '.join(TARGETS)}")
+        super().__init__(f"{TARGETS[target]}@{target}")
+
+
+class strict:
+    """Inside, a refusal raises RefusedError instead of moving on to the next implementation. KDK_STRICT=1: everywhere."""
+
+    def __enter__(self) -> None:
+        self.old = LOCAL.choice
+        LOCAL.choice = {**self.old, STRICT: "!"}
+
+    def __exit__(self, *exc: object) -> None:
+        LOCAL.choice = self.old
+
+
+def set_default(everything: str | None = None, /, **each: str) -> None:
+    """The process's preference, under every `use`. `set_default()` forgets it. Raises UsageError for an unknown name."""
+    new = _checked(everything, each)
+    kept = {STRICT: DEFAULT[STRICT]} if STRICT in DEFAULT else {}
+    if not new or EVERY in new:
+        DEFAULT.clear()
+        DEFAULT.update(kept)
+    DEFAULT.update(new)
+
+
+def bind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, to be run later under the choice in force now."""
+    now = {**DEFAULT, **LOCAL.choice}
+
+    @functools.wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        old, LOCAL.choice = LOCAL.choice, now
+        try:
+            return function(*args, **kwargs)
+        finally:
+            LOCAL.choice = old
+
+    return bound
+
+
+def read_environment() -> None:
+    """KDK_USE="triton" or KDK_USE="rms_norm=reference,rope=torch"; KDK_STRICT=1."""
+    for part in filter(None, os.environ.get("KDK_USE", "").split(",")):
+        name, _, value = part.rpartition("=")
+        parse(value.strip())
+        DEFAULT[name.strip() or EVERY] = value.strip()
+    if os.environ.get("KDK_STRICT", "0") not in ("", "0"):
+        DEFAULT[STRICT] = "!"
+
+
+read_environment()

@@ -1,0 +1,213 @@
+"""How an operator reaches torch: one declaration -> schema, fake, autograd, choice, counters.
+
+    front door (Python)    reads the choice once, makes it a string argument of the op; inlines the reference where asked to
+      kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
+          register_autograd             keeps what the needed gradients read, and `impl`
+            kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, (0,)-shaped where not needed
+          fake                          the reference on fake tensors, made contiguous
+          CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+
+from kdk import recording
+from kdk.dispatch import body, contiguous_and_new, no_nones
+from kdk.errors import GradientError, RefusedError
+from kdk.op import Op
+from kdk.recording import Key
+from kdk.selection import current
+
+NAMESPACE = "kdk"
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
+
+class Operator:
+    """A registered operator. `call` is what users call; `forward` and `backward` are the torch ops behind it."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.forward: Any = None
+        self.backward: Any = None
+        self.call: Callable[..., Any] = op.reference
+
+
+def register(op: Op) -> Operator:
+    """Define, implement and connect the torch ops of a declaration."""
+    operator = Operator(op)
+    operator.forward = _define(op, "forward")
+    if op.backward is None:
+        _refuse_to_differentiate(operator.forward, f"{op.name} has no backward", op.name)
+    else:
+        operator.backward = _define(op, "backward")
+        _autograd(op, operator.forward, operator.backward)
+        _refuse_to_differentiate(operator.backward, f"the backward of {op.name} cannot be differentiated again", op.name)
+    operator.call = _front_door(op, operator.forward)
+    return operator
+
+
+def _define(op: Op, direction: str) -> Any:
+    function = op.function(direction)
+    assert function is not None
+    name = op.name if direction == "forward" else f"{op.name}_backward"
+    schema = torch.library.infer_schema(_resolved(function), mutates_args=())
+    LIBRARY.define(f"{name}{schema.replace(')', ', *, str impl=\"\")', 1)}", tags=TAGS)
+    LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
+    same, check = contiguous_and_new(function), op.check if direction == "forward" else None
+
+    def fake(*args: Any, impl: str = "") -> Any:
+        if check is not None:
+            check(*args)
+        return no_nones(same(*args), args)
+
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _resolved(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function's signature with real types for annotations, which infer_schema wants."""
+    hints = typing.get_type_hints(function)
+    signature = inspect.signature(function)
+    parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
+
+    def same(*args: Any) -> None: ...
+
+    same.__signature__ = signature.replace(parameters=parameters, return_annotation=hints["return"])  # type: ignore[attr-defined]
+    same.__annotations__ = hints
+    return same
+
+
+def _autograd(op: Op, forward: Any, backward: Any) -> None:
+    """Saved tensors are the op's own results; what no needed gradient reads is not kept."""
+    arguments = op.arguments
+    inputs, outputs = list(arguments), len(op.outputs)
+    parameters = list(inspect.signature(typing.cast(Callable[..., Any], op.backward)).parameters)
+    reads = parameters[outputs:-1]  # between the gradients and `needs`
+    pool = [*inputs, *op.outputs, *op.saved]  # where a name lies in arguments and results
+    fixed = [i for i, name in enumerate(inputs) if name not in op.uses]
+    scalars = [name for name in inputs if name not in op.tensors]
+
+    @functools.cache
+    def plan(flags: tuple[bool, ...]) -> tuple[list[int], str, list[int | None]]:
+        """For these needed gradients: which entries of the pool are kept (-1: not), the names, and each input's place."""
+        needs = [name for name, needed in zip(inputs, flags) if needed]
+        keep = {read for name in needs for read in op.uses[name]} | set(scalars)
+        where = [pool.index(name) if name in keep else -1 for name in reads]
+        places = [list(op.uses).index(name) if name in needs else None for name in inputs]
+        return where, ",".join(needs), places
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        flags = tuple(ctx.needs_input_grad[: len(inputs)])
+        for i in fixed:
+            if flags[i]:
+                raise _no_gradient(op.name, f"{op.name} has no gradient for {list(arguments)[i]!r}")
+        where, ctx.needs, ctx.places = plan(flags)
+        have = (*inputs, *results)
+        kept = [have[i] if i >= 0 else None for i in where]
+        ctx.save_for_backward(*[t if isinstance(t, Tensor) else None for t in kept])
+        ctx.scalars = [None if isinstance(t, Tensor) else t for t in kept]
+        ctx.impl = keyword_only_inputs["impl"]
+        ctx.set_materialize_grads(False)
+        if len(results) > outputs:
+            ctx.mark_non_differentiable(*results[outputs:])
+
+    def run_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = grads[:outputs]
+        if all(g is None for g in given):
+            return (None,) * len(ctx.places)
+        kept = [s if t is None else t for t, s in zip(ctx.saved_tensors, ctx.scalars)]
+        result = backward(*given, *kept, ctx.needs, impl=ctx.impl)
+        if isinstance(result, Tensor):
+            result = (result,)
+        gone = outputs > 1 and any(g is None for g in given)  # then an input may have got nothing: its place is (0,)-shaped
+        return tuple(
+            [None if p is None or (gone and result[p].shape == (0,)) else result[p] for p in ctx.places]
+        )
+
+    torch.library.register_autograd(forward, run_backward, setup_context=setup_context, lib=LIBRARY)
+
+
+def _no_gradient(name: str, problem: str) -> GradientError:
+    way_out = f"with kdk.use({name}='reference') around the forward: plain torch, differentiable to any order"
+    return GradientError("KDK-GRADIENT", problem, way_out=way_out)
+
+
+def _refuse_to_differentiate(torch_op: Any, problem: str, name: str) -> None:
+    """Without a formula torch would differentiate the op's Python body, silently. Raises only when really differentiated."""
+
+    def refuse(ctx: Any, *grads: Tensor | None) -> None:
+        raise _no_gradient(name, problem)
+
+    torch.library.register_autograd(torch_op, refuse, lib=LIBRARY)
+
+
+def _note_inlined(name: str, reason: str) -> bool:
+    recording.count(Key(name, "forward", "reference", "inlined", "", reason))
+    return True
+
+
+# torch._dynamo.assume_constant_result sets this and takes a second to import: the function runs while tracing, and leaves
+# no trace in the graph. (Counters touched by traced code would be guarded, and recompile.)
+_note_inlined._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
+    """The public function: traced by dynamo, so that the choice it reads is guarded and becomes a constant of the graph."""
+    name, outputs, saved, inline = op.name, len(op.outputs), len(op.saved), op.kind != "algorithmic"
+    check, reference = op.check, op.reference
+    arguments = list(op.arguments)
+    fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in op.uses)
+
+    def trim(result: Any) -> Any:
+        if not saved:
+            return result
+        return result[0] if outputs == 1 else result[:outputs]
+
+    def not_differentiable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The argument that needs a gradient which the backward does not have."""
+        for i, argument in fixed:
+            value = args[i] if i < len(args) else kwargs.get(argument)
+            if isinstance(value, Tensor) and value.requires_grad:
+                return argument
+        return ""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        impl = current(name)
+        reason = ""
+        if torch.compiler.is_compiling():  # a constant under dynamo; true in non-strict export too
+            if impl.startswith("reference") or (inline and impl in ("", "!")):
+                reason = "compile"
+        elif impl.startswith("reference"):
+            reason = "use"
+        elif maybe_current_level() is not None:  # vmap, grad, jvp
+            reason = "torch.func"
+        if fixed and not reason and torch.is_grad_enabled():
+            argument = not_differentiable(args, kwargs)
+            if argument:
+                reason = f"gradient of {argument}"
+                if impl.endswith("!"):
+                    raise RefusedError("KDK-REFUSED", f"{name} has no kernel for the gradient of its argument", value=argument)
+        if not reason:
+            if impl:
+                return trim(forward(*args, impl=impl, **kwargs))
+            return trim(forward(*args, **kwargs))
+        _note_inlined(name, reason)
+        check(*args, **kwargs)
+        return trim(reference(*args, **kwargs))
+
+    functools.update_wrapper(call, op.reference)
+    signature = inspect.signature(op.reference)
+    returned = "Tensor" if outputs == 1 else f"tuple[{', '.join(['Tensor'] * outputs)}]"
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return call
