@@ -60,8 +60,8 @@ def _define(op: Op, direction: str) -> Any:
     function = op.function(direction)
     assert function is not None
     name = op.name if direction == "forward" else f"{op.name}_backward"
-    schema = torch.library.infer_schema(_resolved(function), mutates_args=())
-    LIBRARY.define(f"{name}{schema.replace(')', ', *, str impl=\"\")', 1)}", tags=TAGS)
+    schema = torch.library.infer_schema(_resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
+    LIBRARY.define(f"{name}{schema}", tags=TAGS)
     LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
     same, check = contiguous_and_new(function), op.check if direction == "forward" else None
 
