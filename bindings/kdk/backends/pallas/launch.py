@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from kdk.backends.pallas.environment import prepare_jax
+
 
 @functools.cache
 def missing(where: str) -> str | None:
@@ -21,7 +23,8 @@ def missing(where: str) -> str | None:
 
 
 def prepare() -> None:
-    """Nothing has to be done before a kernel's file is imported."""
+    """Before a kernel's file imports jax: keep jax off a TPU that is not there."""
+    prepare_jax()
 
 
 def target(device: torch.device) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdk.backends.pallas.environment import prepare_jax
-
 
 @functools.cache
 def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable[..., Any]:
@@ -39,7 +37,6 @@ def to_torch(array: Any) -> Tensor:
 
 def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
     """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces."""
-    prepare_jax()
     import jax
 
     static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)

@@ -1,0 +1,48 @@
+"""rms_norm, forward, in Pallas: blocks of whole rows."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+BLOCK_BYTES = 2 << 20  # of float32 values in a block; some five such blocks live in the 16 MiB of scoped VMEM of a v5e
+
+
+def block_rows(N: int, H: int) -> int:
+    """Rows of a block: a multiple of 16 (a bfloat16 tile's rows), or all there are."""
+    rows = max(16, BLOCK_BYTES // (4 * H) // 16 * 16)
+    return N if N <= rows else min(rows, 512)
+
+
+def _kernel(eps: float, offset: float, H: int, x: Any, weight: Any, y: Any, rstd: Any) -> None:
+    values = x[...].astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.sum(values * values, axis=-1, keepdims=True) / H + eps)
+    y[...] = (values * scale * (weight[...].astype(jnp.float32) + offset)).astype(y.dtype)
+    rstd[...] = scale
+
+
+def forward(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: Any = False) -> tuple[jax.Array, jax.Array]:
+    H = x.shape[-1]
+    flat = x.reshape(-1, H)
+    N = flat.shape[0]
+    rows = block_rows(N, H)
+    y, rstd = pl.pallas_call(
+        functools.partial(_kernel, eps, offset, H),
+        out_shape=(jax.ShapeDtypeStruct((N, H), x.dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32)),
+        grid=(pl.cdiv(N, rows),),
+        in_specs=[pl.BlockSpec((rows, H), lambda i: (i, 0)), pl.BlockSpec((1, H), lambda i: (0, 0))],
+        out_specs=(pl.BlockSpec((rows, H), lambda i: (i, 0)), pl.BlockSpec((rows, 1), lambda i: (i, 0))),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * N * H, transcendentals=N, bytes_accessed=2 * N * H * x.dtype.itemsize + 4 * N
+        ),
+        interpret=interpret,
+    )(flat, weight.reshape(1, H))
+    return y.reshape(x.shape), rstd.reshape(x.shape[:-1])
+
+
+def supports(target: str, x: Any, weight: Any, eps: float, offset: float) -> str | None:
+    """A block holds whole rows: at least 16 of them have to fit."""
+    limit = 4 * BLOCK_BYTES // 64
+    return f"H = {x.shape[-1]}: a block of 16 rows fits up to H = {limit}" if x.shape[-1] > limit else None
