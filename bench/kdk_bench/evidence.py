@@ -1,0 +1,60 @@
+"""The store of evidence that ships with kdk: what was shown for an operator, by whom, on what, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kdk.errors import UsageError
+from kdk_bench.records import EVIDENCE
+
+STORE = Path(__file__).parent / "evidence" / "evidence.json"
+SCHEMA = "kdk.evidence/1"
+FIELDS = ("op", "implementation", "direction", "target", "evidence", "environment", "date")
+KEY = ("op", "implementation", "direction", "target", "evidence")
+
+
+def load(store: Path = STORE) -> list[dict[str, Any]]:
+    """Every record; none when nothing was ever added."""
+    if not store.exists():
+        return []
+    return list(json.loads(store.read_text())["records"])
+
+
+def from_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Records of a `kdk.check/1` report: a line of operator, direction, implementation and target counts when it has no failed
+    or unknown result and at least one that passed."""
+    if report.get("schema") != "kdk.check/1":
+        limit = "kdk.check/1, as `kdk check --json` writes it"
+        raise UsageError("KDK-REPORT", "not a report that carries evidence", value=report.get("schema"), limit=limit)
+    lines: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result in report["results"]:
+        lines.setdefault(tuple(result[name] for name in KEY), []).append(result)
+    records = []
+    for results in lines.values():
+        outcomes = {r["outcome"] for r in results}
+        if "passed" in outcomes and not outcomes & {"failed", "unknown"}:
+            records.append({name: results[0][name] for name in FIELDS})
+    return records
+
+
+def merge(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One record per operator, implementation, direction, target and kind of evidence: the latest."""
+    merged: dict[tuple[str, ...], dict[str, Any]] = {}
+    for record in [*old, *new]:
+        if record["evidence"] not in EVIDENCE:
+            raise UsageError("KDK-EVIDENCE", "unknown kind of evidence", value=record["evidence"], limit=" < ".join(EVIDENCE))
+        key = tuple(record[name] for name in KEY)
+        if key not in merged or merged[key]["date"] <= record["date"]:
+            merged[key] = record
+    return sorted(merged.values(), key=lambda r: tuple(r[name] for name in KEY))
+
+
+def add(report: Mapping[str, Any], store: Path = STORE) -> int:
+    """Merge a report into the store; the number of its records."""
+    records = from_report(report)
+    store.parent.mkdir(exist_ok=True)
+    store.write_text(json.dumps({"schema": SCHEMA, "records": merge(load(store), records)}, indent=1) + "\n")
+    return len(records)

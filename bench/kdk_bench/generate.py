@@ -1,0 +1,338 @@
+"""Inputs for an operator, from its declaration: sizes at the edges, awkward layouts, awkward values.
+
+A `Problem` says what the arguments are; `build` makes them. Nothing here knows an operator: letters, layouts and values only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdk.cases import Case, Cases, Dim
+from kdk.op import Op
+
+SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1009, 1023, 1024, 1025)
+LONG = (4099, 2053, 1031, 521, 257, 131, 67)
+QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
+LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One case. sizes: of every letter. lead: how a starred letter is spread over dimensions. counted: it may be informative."""
+
+    name: str
+    sizes: Mapping[str, int]
+    lead: Mapping[str, tuple[int, ...]]
+    scalars: Mapping[str, Any]
+    mixed: tuple[str, ...] = ()
+    layout: str = "contiguous"
+    values: str = "normal"
+    needs: tuple[str, ...] = ()
+    counted: bool = True
+    absent: tuple[str, ...] = ()
+    """Outputs that no gradient comes back from."""
+    ones: tuple[str, ...] = ()
+    """Tensors whose "B|1" dimensions are 1."""
+
+    @property
+    def elements(self) -> int:
+        """A measure of size, by which the smallest failing case is found."""
+        return math.prod(self.sizes.values()) or 0
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{letter}={size}" for letter, size in self.sizes.items())
+        extra = [f"{k}={v}" for k, v in self.scalars.items()] + [f"{t} {self.layout}" for t in ("inputs",)]
+        return f"{self.name}: {sizes}, {', '.join(extra)}, {self.values} values"
+
+
+def cases_of(op: Op) -> Cases:
+    """`CASES` of the operator's folder."""
+    return importlib.import_module(f"{op.package}.cases").CASES
+
+
+def shape(op: Op, name: str, problem: Problem) -> tuple[int, ...]:
+    """The shape of a tensor argument, output or saved tensor."""
+    result: list[int] = []
+    for token in op.shapes[name].split():
+        if token.startswith("*"):
+            result += problem.lead[token[1:]]
+        elif token.endswith("|1"):
+            result.append(1 if name in problem.ones else problem.sizes[token[:-2]])
+        else:
+            result.append(int(token) if token.isdigit() else problem.sizes[token])
+    return tuple(result)
+
+
+def longest(op: Op, name: str, problem: Problem) -> int:
+    """The longest sum behind one element of an output, saved tensor or gradient ("grad x")."""
+    return max(1, math.prod(problem.sizes[letter] for letter in op.longest.get(name, "").split()))
+
+
+# ---- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _fit(sizes: dict[str, int], dims: Mapping[str, Dim]) -> dict[str, int]:
+    """The nearest sizes that keep the declared restrictions."""
+    fitted = dict(sizes)
+    for _ in range(2):  # a limit may name a letter that comes later
+        for letter, dim in dims.items():
+            size = max(fitted[letter], dim.minimum)
+            if dim.at_most:
+                size = min(size, fitted[dim.at_most])
+            multiple = fitted[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
+            if multiple > 1 and size:
+                size = max(multiple, size // multiple * multiple)
+            fitted[letter] = size
+    return fitted
+
+
+def _largest(op: Op, sizes: Mapping[str, int]) -> int:
+    """Elements of the largest tensor."""
+    return max(
+        math.prod(int(t) if t.isdigit() else sizes[t.strip("*").removesuffix("|1")] for t in text.split())
+        for text in op.shapes.values()
+    )
+
+
+def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, keep: tuple[str, ...]) -> dict[str, int]:
+    """Halve the largest size that need not be kept until the tensors are small enough."""
+    sizes = _fit(sizes, dims)
+    while _largest(op, sizes) > limit:
+        free = [letter for letter in sizes if letter not in keep and sizes[letter] > 1] or list(sizes)
+        biggest = max(free, key=lambda letter: sizes[letter])
+        before = dict(sizes)
+        sizes = _fit({**sizes, biggest: max(1, sizes[biggest] // 2)}, dims)
+        if sizes == before:  # restrictions hold it up: cut the letter they name
+            keep = ()
+            sizes = _fit({letter: max(1, size // 2) for letter, size in sizes.items()}, dims)
+            if sizes == before:
+                break
+    return sizes
+
+
+def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random) -> dict[str, tuple[int, ...]]:
+    """Spread every starred letter over no, one or two dimensions."""
+    result = {}
+    for token in itertools.chain.from_iterable(text.split() for text in op.shapes.values()):
+        if token.startswith("*"):
+            n = sizes[token[1:]]
+            splits = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
+            if n == 1:
+                splits.append(())
+            result[token[1:]] = rng.choice(splits)
+    return result
+
+
+# ---- problems ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One kind of case. edge: sizes the focus letter takes. reduced: the focus is a summed letter, the first or the last."""
+
+    name: str
+    edge: tuple[int, ...] = ()
+    layout: str = "contiguous"
+    values: str = "normal"
+    mixed: bool = False
+    counted: bool = True
+    reduced: int | None = None
+
+
+QUICK = (
+    Slot("plain"),
+    Slot("one more than a tile, expanded", (129, 257, 1025), "expanded"),
+    Slot("one less than a tile, transposed", (127, 255, 1023), "transposed"),
+    Slot("chunk of a wider tensor", (129, 65, 257), "chunk", mixed=True),
+    Slot("prime, strided", (131, 67, 1009), "strided"),
+    Slot("rows of different scale", (64, 33, 129), "offset", "scales"),
+    Slot("tiny values", (65, 128, 256), "padded", "tiny", mixed=True),
+    Slot("long reduction, huge values", LONG, "contiguous", "huge", reduced=-1),
+    Slot("infinities and NaN", (33, 65, 130), "strided", "special"),
+    Slot("long reduction", LONG, mixed=True, reduced=0),
+    Slot("one element", (1,), counted=False),
+    Slot("empty", (0,), counted=False),
+)
+
+
+def _rng(*words: object) -> random.Random:
+    return random.Random(hashlib.sha256(repr(words).encode()).digest())
+
+
+def _medium(op: Op, dims: Mapping[str, Dim], limit: int, rng: random.Random) -> dict[str, int]:
+    """Every letter a few tiles' worth, the outermost and innermost the most."""
+    letters = list(dims)
+    sizes = {letter: rng.choice((2, 3, 5)) for letter in letters}
+    sizes[letters[0]] = rng.choice((130, 150, 137))
+    sizes[letters[-1]] = rng.choice((192, 260, 200))
+    return _shrink(op, sizes, dims, limit, ())
+
+
+def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random) -> dict[str, int]:
+    dims = cases.dims
+    if slot.name == "plain":
+        return _medium(op, dims, limit, rng)
+    if slot.name == "one element":
+        return _fit(dict.fromkeys(dims, 1), dims)
+    sizes = {letter: rng.choice((2, 3, 5, 8)) for letter in dims}
+    if slot.name == "empty":
+        sizes[focus] = 0
+        return _fit(sizes, dims)
+    sizes[focus] = edge
+    for letter in dims:  # leave no output tiny: a few hundred elements make the statistics mean something
+        if letter != focus and _largest(op, _fit(sizes, dims)) < 600:
+            sizes[letter] = rng.choice((17, 24, 33))
+    return _shrink(op, sizes, dims, limit, (focus,))
+
+
+def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
+    """Whose size is at the edge: the letters take turns; in a long reduction it is one that the direction sums over."""
+    letters = list(cases.dims)
+    if slot.name == "empty":
+        letters = [letter for letter in letters if cases.dims[letter].minimum == 0] or letters
+    if slot.reduced is not None:
+        texts = [text for name, text in op.longest.items() if name.startswith("grad ") == (direction == "backward")]
+        reduced = list(dict.fromkeys(letter for text in texts for letter in text.split()))
+        return (reduced or letters)[slot.reduced]
+    return letters[turn % len(letters)]
+
+
+def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int) -> Problem:
+    rng = _rng(op.name, slot.name, turn, seed)
+    focus = _focus(op, cases, slot, direction, turn)
+    fitting = [e for e in slot.edge if _largest(op, _fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
+    edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
+    sizes = _sizes(op, cases, slot, focus, edge, limit, rng)
+    scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
+    names = list(op.uses)
+    subsets = [tuple(names)] + [tuple(n for n in names if n != left) for left in names if len(names) > 1]
+    one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
+    return Problem(
+        name=slot.name if turn < len(QUICK) else f"{slot.name} #{turn}",
+        sizes=sizes,
+        lead=_lead(op, sizes, rng),
+        scalars=scalars,
+        mixed=tuple(op.mixed) if slot.mixed else (),
+        layout=slot.layout,
+        values=slot.values,
+        needs=subsets[turn % len(subsets)],
+        counted=slot.counted and math.prod(sizes.values()) > 1,
+        absent=op.outputs[1:] if slot.layout == "padded" else (),
+        ones=one_wide if rng.random() < 0.5 else (),
+    )
+
+
+def problems(op: Op, direction: str, *, full: bool = False, seed: int = 0) -> list[Problem]:
+    """Quick: one case of each kind, a letter at the edge in turn. Full: each kind for every letter, and the models' shapes, cut."""
+    cases = cases_of(op)
+    quick = [_problem(op, cases, slot, direction, turn, QUICK_ELEMENTS, seed) for turn, slot in enumerate(QUICK)]
+    if not full:
+        return quick
+    turns = [(slot, i + (len(QUICK) + 1) * r) for r in range(1, 1 + 2 * len(cases.dims)) for i, slot in enumerate(QUICK)]
+    more = [_problem(op, cases, slot, direction, turn, FULL_ELEMENTS, seed) for slot, turn in turns]
+    named = [_model(op, cases, case, seed) for case in cases.models]
+    return [*quick, *_distinct(more), *named]
+
+
+def _distinct(found: list[Problem]) -> list[Problem]:
+    return list({p.name: p for p in found}.values())
+
+
+def _model(op: Op, cases: Cases, case: Case, seed: int) -> Problem:
+    """A real model's widths; the first letter (tokens) is cut until it is small enough to simulate."""
+    rng = _rng(op.name, case.name, seed)
+    tokens = next(iter(cases.dims))
+    keep = tuple(letter for letter in cases.dims if letter != tokens)
+    sizes = _shrink(op, dict(case.sizes), cases.dims, FULL_ELEMENTS, keep)
+    usual = {name: options[0] for name, options in cases.scalars.items()}
+    return Problem(
+        name=case.name, sizes=sizes, lead=_lead(op, sizes, rng), scalars={**usual, **case.scalars}, needs=tuple(op.uses)
+    )
+
+
+# ---- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
+    """float64 values of a kind, not yet rounded."""
+    x = torch.randn(size, generator=generator, dtype=torch.float64)
+    narrow = dtype == torch.float16
+    rows = (*size[:-1], 1) if size else ()
+    if kind == "scales" and len(size) > 1:
+        span = 1.5 if narrow else 3.0
+        x *= 10.0 ** (torch.rand(rows, generator=generator, dtype=torch.float64) * 2 * span - span)
+    elif kind in ("tiny", "huge"):
+        x *= 2.0 ** ((-6 if narrow else -40) if kind == "tiny" else (6 if narrow else 40))
+    elif kind == "special" and len(size) > 1 and x.numel():
+        hit = torch.rand(rows, generator=generator, dtype=torch.float64) < 0.3  # some rows stay finite
+        where = (torch.rand(size, generator=generator, dtype=torch.float64) < 0.1) & hit
+        pick = torch.randint(0, 3, size, generator=generator)
+        x = torch.where(where, torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)[pick], x)
+    return x
+
+
+def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The values in a layout, and the storage they live in, NaN all around."""
+    if x.dim() == 0 or layout == "contiguous":
+        base = x.contiguous()
+        return base, base
+
+    def wider(last: int) -> Tensor:
+        return torch.full((*x.shape[:-1], last), math.nan, dtype=x.dtype)
+
+    n = x.shape[-1]
+    if layout == "transposed" and x.dim() >= 2:
+        base = x.transpose(-1, -2).contiguous()
+        return base.transpose(-1, -2), base
+    if layout == "strided":
+        base = wider(2 * n + 1)
+        view = base[..., 1 : 2 * n + 1 : 2]
+    elif layout == "chunk":
+        base = wider(2 * n)
+        view = base.chunk(2, -1)[1] if n else base[..., :0]
+    elif layout == "padded":
+        base = wider(n + 5)
+        view = base[..., :n]
+    elif layout == "offset":
+        base = torch.full((x.numel() + 3,), math.nan, dtype=x.dtype)
+        view = base[3:].view(x.shape)
+    elif layout == "expanded" and x.shape[0] > 1:
+        base = x[:1].contiguous()
+        return base.expand(x.shape), base
+    else:
+        base = x.contiguous()
+        return base, base
+    view.copy_(x)
+    return view, base
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tensors by name, and the storages behind them (to see whether a kernel wrote to them)."""
+
+    tensors: Mapping[str, Tensor]
+    storages: tuple[Tensor, ...]
+
+
+def draw(op: Op, names: tuple[str, ...], problem: Problem, dtype: torch.dtype, seed: int, *, prefix: str = "") -> Arguments:
+    """Tensors called `names`, each with its declared shape. Every name has random numbers of its own."""
+    tensors, storages = {}, []
+    for name in names:
+        number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
+        generator = torch.Generator().manual_seed(number)
+        own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else dtype
+        kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
+        values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
+        tensors[name], base = _place(values, problem.layout)
+        storages.append(base)
+    return Arguments(tensors, tuple(storages))

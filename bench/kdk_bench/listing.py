@@ -1,0 +1,57 @@
+"""`kdk list`: operators, kernels and evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kdk.dispatch import kernel_file
+from kdk.registry import OPERATORS
+from kdk.selection import IMPLEMENTATIONS
+from kdk_bench import evidence
+
+
+def entries() -> list[dict[str, Any]]:
+    """The `ops` of the report `kdk.list/1`."""
+    records = evidence.load()
+    fields = ("implementation", "direction", "target", "evidence", "environment", "date")
+    result = []
+    for name, operator in OPERATORS.items():
+        op = operator.op
+        kernels = {"reference": {"forward": True, "backward": op.backward is not None}}
+        for implementation in IMPLEMENTATIONS[1:]:
+            has = {d: op.function(d) is not None and kernel_file(op, implementation, d) is not None for d in ("forward", "backward")}
+            if any(has.values()):
+                kernels[implementation] = has
+        mine = [{field: r[field] for field in fields} for r in records if r["op"] == name]
+        result.append({"name": name, "summary": op.summary, "implementations": kernels, "evidence": mine})
+    return result
+
+
+def table(listed: Sequence[dict[str, Any]], console: Console) -> None:
+    """Operator, what it does, and per implementation the directions it has; the evidence below its column."""
+    names = [n for n in IMPLEMENTATIONS if any(n in e["implementations"] for e in listed)]
+    shown = Table(title="kdk operators: kernels (promise) and evidence, by chip", title_justify="left")
+    shown.add_column("operator")
+    shown.add_column("what it does", max_width=44)
+    for name in names:
+        shown.add_column(name)
+    for entry in listed:
+        shown.add_row(entry["name"], entry["summary"], *[_cell(entry, name) for name in names])
+    console.print(shown)
+    console.print("Evidence: declared < simulated < compiled < modelled < measured. `kdk list --json -` has versions and dates.")
+
+
+def _cell(entry: dict[str, Any], implementation: str) -> str:
+    has = entry["implementations"].get(implementation)
+    if not has:
+        return "-"
+    lines = [" + ".join(direction for direction, there in has.items() if there)]
+    for target in sorted({r["target"] for r in entry["evidence"] if r["implementation"] == implementation}):
+        mine = [r for r in entry["evidence"] if (r["implementation"], r["target"]) == (implementation, target)]
+        kinds = sorted({r["evidence"] for r in mine}, key=evidence.EVIDENCE.index)
+        lines.append(f"[dim]{target}: {', '.join(kinds)}[/]")
+    return "\n".join(lines)

@@ -1,0 +1,60 @@
+"""Where a check runs an implementation: on a device that is here, or simulated on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdk.backends import LANGUAGES
+from kdk.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Place:
+    """impl: the choice passed to the operator, strict. device: of the tensors. evidence: what a result from here is worth."""
+
+    impl: str
+    device: str
+    evidence: str
+
+    @property
+    def moved(self) -> bool:
+        return self.device != "cpu"
+
+    def move(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments on the device, with their strides."""
+        if not self.moved:
+            return args
+        return tuple([_to(a, self.device) if isinstance(a, Tensor) else a for a in args])
+
+
+def _to(t: Tensor, device: str) -> Tensor:
+    """A copy with the same strides and offset, neighbours in its storage included."""
+    storage = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).to(device)
+    return storage.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def local_targets() -> dict[str, str]:
+    """Chips that are in this machine, and the torch device that each is."""
+    found = {}
+    for index in range(torch.cuda.device_count()):
+        from kdk.backends.triton.launch import target
+
+        found[target(torch.device("cuda", index))] = f"cuda:{index}"
+    return found
+
+
+def place(implementation: str, target: str) -> Place:
+    """Where to run `implementation` for `target`: on that chip if it is here, else in the language's simulator."""
+    if implementation not in LANGUAGES:
+        device = local_targets().get(target, "cpu")
+        if target != "cpu" and device == "cpu":
+            raise UsageError("KDK-TARGET", f"{implementation} runs on the cpu or a device that is here", value=target)
+        return Place(f"{implementation}!", device, "measured")
+    device = local_targets().get(target, "")
+    if device:
+        return Place(f"{implementation}!", device, "measured")
+    return Place(f"{implementation}@{target}!", "cpu", "simulated")

@@ -1,0 +1,132 @@
+"""Many rows of a check: which there are, and how they run side by side in processes that may die."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+from kdk.backends import LANGUAGES, TARGETS
+from kdk.dispatch import kernel_file
+from kdk.errors import UsageError
+from kdk.registry import OPERATORS, require
+from kdk_bench.check import Result, Row, run_row
+from kdk_bench.places import place
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, and how. directory: a bare folder with operators of the author's own."""
+
+    rows: Sequence[Row]
+    full: bool = False
+    seed: int = 0
+    case: str = ""
+    directory: str | None = None
+
+
+def targets_of(names: Iterable[str]) -> list[str]:
+    """Chips for `--target`: a chip's name, or a platform's for all of its chips."""
+    found: list[str] = []
+    for name in names:
+        chips = [t for language in LANGUAGES.values() if name in language.platforms for t in language.targets]
+        if not chips and name not in TARGETS and name != "cpu":
+            platforms = [p for language in LANGUAGES.values() for p in language.platforms]
+            limit = f"chips are {', '.join(TARGETS)}, platforms cpu, {', '.join(platforms)}"
+            raise UsageError("KDK-TARGET", "unknown target", value=repr(name), limit=limit)
+        found += chips or [name]
+    return list(dict.fromkeys(found))
+
+
+def _targets(implementation: str, wanted: Sequence[str]) -> list[str]:
+    if implementation not in LANGUAGES:
+        return ["cpu"] if not wanted or "cpu" in wanted else []
+    if not wanted:
+        return [LANGUAGES[implementation].targets[0]]
+    return [t for t in wanted if t in LANGUAGES[implementation].targets]
+
+
+def rows_of(
+    ops: Sequence[str], implementations: Sequence[str], directions: Sequence[str], targets: Sequence[str], dtypes: Sequence[str]
+) -> list[Row]:
+    """Every row that the filters leave; an empty filter leaves all."""
+    require(ops)
+    rows = []
+    for name in ops or OPERATORS:
+        op = OPERATORS[name].op
+        for direction in directions or DIRECTIONS:
+            if op.function(direction) is None:
+                continue
+            has_torch = kernel_file(op, "torch", direction)
+            usual = ["reference", *(["torch"] if has_torch else []), *LANGUAGES]
+            for implementation in implementations or usual:
+                for target in _targets(implementation, targets):
+                    rows += [Row(name, direction, implementation, target, d) for d in op.dtypes if d in dtypes or not dtypes]
+    return rows
+
+
+def _begin(directory: str | None) -> None:
+    """In a worker: its share of the cores is one, and the author's operators are loaded."""
+    import torch
+
+    torch.set_num_threads(1)
+    if directory:
+        from kdk.registry import load_directory
+
+        load_directory(directory)
+
+
+def _work(row: Row, plan: Plan) -> list[Result]:
+    return run_row(
+        row, place(row.implementation, row.target), full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory
+    )
+
+
+def _died(row: Row) -> Result:
+    reason = "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)"
+    return Result(row, "all", "unknown", reason=reason)
+
+
+def _pool(plan: Plan, jobs: int) -> ProcessPoolExecutor:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
+        os.environ.setdefault(variable, "1")
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(plan.directory,))
+
+
+def run(plan: Plan, *, jobs: int = 0, progress: Callable[[], None] = lambda: None) -> list[Result]:
+    """Run every row: in this process when jobs is 0, else in that many. Results in the rows' order."""
+    done: dict[Row, list[Result]] = {}
+    for row, results in _run_all(plan, jobs):
+        done[row] = results
+        progress()
+    return [result for row in plan.rows for result in done[row]]
+
+
+def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
+    if jobs == 0:
+        for row in plan.rows:
+            yield row, _work(row, plan)
+        return
+    left = list(plan.rows)
+    bare = Plan((), plan.full, plan.seed, plan.case, plan.directory)
+    with _pool(plan, jobs) as pool:
+        futures = {pool.submit(_work, row, bare): row for row in plan.rows}
+        for future in as_completed(futures):
+            try:
+                results = future.result()
+            except BrokenProcessPool:
+                break
+            left.remove(futures[future])
+            yield futures[future], results
+    for row in left:  # a worker died and took the pool with it: find out which row it was
+        with _pool(plan, 1) as pool:
+            try:
+                yield row, pool.submit(_work, row, bare).result()
+            except BrokenProcessPool:
+                yield row, [_died(row)]
