@@ -1,4 +1,5 @@
-"""A stand-in for the driver of a GPU, for code that asks the active driver about a device while kernels are simulated."""
+"""A stand-in for the driver of a GPU, for code that asks the active driver about a device while kernels are
+simulated."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def once(call: Callable[[], Any], quantiles: tuple[float, ...] = (), **_: Any) -
 
 
 class DriverOfThread:
-    """The active driver is one for the process; this one is `simulated` for a thread that simulates and the real one for the others."""
+    """The active driver is one for the process; this one is `simulated` for a thread that simulates and the real one
+    for the others."""
 
     def __init__(self, simulated: Callable[[], SimulatedDriver | None], real: Callable[[], Any]) -> None:
         self._simulated, self._real = simulated, real

@@ -1,6 +1,7 @@
 """bfloat16 and the 8-bit floats in NumPy: arrays of ml_dtypes, and conversions that round once.
 
-Triton's interpreter keeps these types as unsigned integers and computes on the bit patterns (triton#4972, #8322, #11584).
+Triton's interpreter keeps these types as unsigned integers and computes on the bit patterns (triton#4972, #8322,
+#11584).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def bits(array: Array) -> Array:
 
 
 def convert(array: Array, to: np.dtype[Any], toward_zero: bool = False) -> Array:
-    """Round once: to nearest, ties to even, or toward zero. 8-bit floats saturate (cvt.rn.satfinite), the others overflow to infinity."""
+    """Round once: to nearest, ties to even, or toward zero. 8-bit floats saturate (cvt.rn.satfinite), the others
+    overflow to infinity."""
     if to not in _SMALL:
         source = widen(array)
         result = source.astype(to)
@@ -86,7 +88,7 @@ def _step_toward_zero(source: Array, rounded: Array) -> Array:
 
 
 def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z for 16-bit floats, rounded once: the product is exact in float64, and the sum is rounded to odd there."""
+    """x * y + z, rounded once, for at most 32 bits: the product is exact in float64, and the sum is rounded to odd there."""
     a = x.astype(np.float64) * y.astype(np.float64)
     b = z.astype(np.float64)
     total = a + b

@@ -1,14 +1,17 @@
-"""Interprets @triton.jit kernels on the CPU without TRITON_INTERPRET, so that one process interprets and compiles the same kernel.
+"""Interprets @triton.jit kernels on the CPU without TRITON_INTERPRET, so that one process interprets and compiles
+the same kernel.
 
 What is replaced, and for how long:
 
-* While any context is open, four entry points of Triton (`JITFunction.run` and `__call__`, `Autotuner.run`, `ASTSource.make_ir`) and the active
-  driver. All of them look at the calling thread first: one that entered no context gets Triton's own behaviour.
-* During a launch, and only then, the functions of `triton.language`. Those are one set for the process, so a launch holds `_language`, and
-  so does the compiler's front end (`make_ir`) in every thread. A compilation that another thread had begun before the first context was entered
-  is the one thing that is not waited for.
+* While any context is open, four entry points of Triton (`JITFunction.run` and `__call__`, `Autotuner.run`,
+  `ASTSource.make_ir`) and the active driver. All of them look at the calling thread first: one that entered no
+  context gets Triton's own behaviour.
+* During a launch, and only then, the functions of `triton.language`. Those are one set for the process, so a launch
+  holds `_language`, and so does the compiler's front end (`make_ir`) in every thread. A compilation that another
+  thread had begun before the first context was entered is the one thing that is not waited for.
 
-Triton's interpreter module is used as a library; its own builder, semantic and functions are as before after every launch.
+Triton's interpreter module is used as a library; its own builder, semantic and functions are as before after every
+launch.
 """
 
 from __future__ import annotations
@@ -164,8 +167,8 @@ def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_autotune(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs every configuration once, as tuning on a device does, then the first one. Nothing of it may outlive the call: a cached choice
-    would be used on a device later, and timings on disk by other processes."""
+    """Runs every configuration once, as tuning on a device does, then the first one. Nothing of it may outlive the
+    call: a cached choice would be used on a device later, and timings on disk by other processes."""
     import copy
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +196,8 @@ def _make_front_end(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def replaced_language(semantic: Any) -> Iterator[None]:
-    """The functions of triton.language act on NumPy arrays through `semantic`, for this thread; the other threads' compilers wait."""
+    """The functions of triton.language act on NumPy arrays through `semantic`, for this thread; the other threads'
+    compilers wait."""
     with _language:
         if _thread.launching:
             raise AssertionError("a kernel cannot launch a kernel")
@@ -227,7 +231,8 @@ def active_semantic() -> _Active:
 
 @functools.cache
 def _changes() -> list[tuple[Any, str, Any, Any]]:
-    """(owner, name, old, new) of everything that Triton's interpreter replaces, found by letting it do so once, and of our own replacements."""
+    """(owner, name, old, new) of everything that Triton's interpreter replaces, found by letting it do so once, and
+    of our own replacements."""
     import triton.language as tl
     from triton.language.extra import libdevice as stubs
     from triton.runtime import interpreter as stock

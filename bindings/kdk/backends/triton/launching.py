@@ -54,7 +54,13 @@ def inline(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return rewritten(kernel, interpreter.active_semantic())(*args, **kwargs)
 
 
-def _run(function: Callable[..., Any], values: dict[str, Any], kernel: Any, session: interpreter.Session, program: tuple[int, ...]) -> None:
+def _run(
+    function: Callable[..., Any],
+    values: dict[str, Any],
+    kernel: Any,
+    session: interpreter.Session,
+    program: tuple[int, ...],
+) -> None:
     try:
         function(**values)
     except Exception as error:
@@ -62,7 +68,9 @@ def _run(function: Callable[..., Any], values: dict[str, Any], kernel: Any, sess
         raise
 
 
-def _bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def _bind(
+    session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], Any]:
     """The kernel's arguments by name, and the options of the launch, which the target's back end checks."""
     names = {p.name for p in kernel.params}
     bound = kernel.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
@@ -71,7 +79,9 @@ def _bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwar
     options = session.backend.parse_options({"debug": bool(kernel.debug), **rest})
     unknown = [name for name in rest if not hasattr(options, name)]
     if unknown:
-        raise KeyError(f"Keyword argument {unknown[0]} was specified but unrecognised by {kernel.__name__} and {session.name}")
+        raise KeyError(
+            f"Keyword argument {unknown[0]} was specified but unrecognised by {kernel.__name__} and {session.name}"
+        )
     return bound.arguments, options
 
 
@@ -93,7 +103,8 @@ def _grid(kernel: Any, grid: Any) -> tuple[int, int, int]:
 
 
 def _to_kernel(parameter: Any, value: Any, name: str, sanitizer: Any) -> Any:
-    """What the kernel sees of an argument: a constant as it is, a scalar tensor for a number, a pointer for a tensor."""
+    """What the kernel sees of an argument: a constant as it is, a scalar tensor for a number, a pointer for a
+    tensor."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
     from triton.runtime.jit import JITCallable, mangle_type
@@ -151,5 +162,3 @@ def _descriptor(parameter: Any, value: Any, name: str, sanitizer: Any) -> Any:
     if hasattr(value, "round_f32_to_tf32"):
         made.handle.round_f32_to_tf32 = value.round_f32_to_tf32
     return made
-
-

@@ -1,7 +1,8 @@
 """The functions of triton.language.extra.libdevice in NumPy and SciPy.
 
-In a compiled kernel those names stand for the functions of the target's library, NVIDIA's libdevice or AMD's ocml, with the argument types that it
-has. The same tables choose the symbol here, so a kernel that passes float16 where the library has no such function is refused here too.
+In a compiled kernel those names stand for the functions of the target's library, NVIDIA's libdevice or AMD's ocml,
+with the argument types that it has. The same tables choose the symbol here, so a kernel that passes float16 where
+the library has no such function is refused here too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def call(symbol: str, args: list[Array], dtype: np.dtype[Any]) -> Array:
     function = _functions().get(_plain_name(symbol))
     if function is None:
         raise SimulationError(
-            "KDK-TRITON-LIBDEVICE", "the simulator has no such library function", value=symbol, way_out="use a function of tl.math"
+            "KDK-TRITON-LIBDEVICE",
+            "the simulator has no such library function",
+            value=symbol,
+            way_out="use a function of tl.math",
         )
     result = np.asarray(function(*[widen(a).astype(np.float64) if a.dtype.kind not in "iub" else a for a in args]))
     return result if result.dtype == dtype else convert(result, dtype)
@@ -61,12 +65,51 @@ def _functions() -> dict[str, Callable[..., Any]]:
     def round_half_away(x: Array) -> Array:
         return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
-    one = ["sqrt", "cbrt", "sin", "cos", "tan", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh"]
-    one += ["floor", "ceil", "trunc", "rint", "isnan", "isinf", "signbit", "abs", "hypot", "copysign", "nextafter", "fmod", "ldexp"]
+    one = [
+        "sqrt",
+        "cbrt",
+        "sin",
+        "cos",
+        "tan",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sinh",
+        "cosh",
+        "tanh",
+    ]
+    one += [
+        "floor",
+        "ceil",
+        "trunc",
+        "rint",
+        "isnan",
+        "isinf",
+        "signbit",
+        "abs",
+        "hypot",
+        "copysign",
+        "nextafter",
+        "fmod",
+        "ldexp",
+    ]
     table: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in one}
-    inverse = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh"}
+    inverse = {
+        "asin": "arcsin",
+        "acos": "arccos",
+        "atan": "arctan",
+        "asinh": "arcsinh",
+        "acosh": "arccosh",
+        "atanh": "arctanh",
+    }
     table.update({name: getattr(np, numpy) for name, numpy in inverse.items()})
-    table.update({name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")})
+    table.update(
+        {name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")}
+    )
     table.update(
         fabs=np.abs,
         finite=np.isfinite,

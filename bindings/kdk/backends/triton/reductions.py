@@ -1,7 +1,8 @@
 """tl.reduce and tl.associative_scan on whole arrays.
 
-The combination function of a kernel is interpreted on half of the elements at a time, in the order of the axis, which takes log2(N) calls where
-Triton's interpreter takes N; the rounding of every step is that of the element type, as in a reduction tree of a GPU.
+The combination function of a kernel is interpreted on half of the elements at a time, in the order of the axis,
+which takes log2(N) calls where Triton's interpreter takes N; the rounding of every step is that of the element type,
+as in a reduction tree of a GPU.
 """
 
 from __future__ import annotations
@@ -11,16 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from .formats import Array, is_small
+from .formats import Array, is_small, widen
 
-_DIRECT: dict[str, Any] = {"_elementwise_max": np.fmax, "_elementwise_min": np.fmin}
+# Triton's own combinations of two elements: interpreting them step by step would give the same, slower.
+_OPERATIONS: dict[str, tuple[Any, Any]] = {  # for integers, for floats
+    "_sum_combine": (np.add, np.add),
+    "_prod_combine": (np.multiply, np.multiply),
+    "_elementwise_max": (np.maximum, np.fmax),  # a NaN loses against a number, as in max.f32
+    "_elementwise_min": (np.minimum, np.fmin),
+    "_xor_combine": (np.bitwise_xor, None),
+    "_or_combine": (np.bitwise_or, None),
+}
 
 
 def FUNCTIONS() -> dict[tuple[Any, str], Any]:
     """Functions of triton.language to replace during a launch."""
     import triton.language as tl
 
-    return {(owner, name): new for owner in (tl, tl.core) for name, new in (("reduce", reduce), ("associative_scan", associative_scan))}
+    return {
+        (owner, name): new
+        for owner in (tl, tl.core)
+        for name, new in (("reduce", reduce), ("associative_scan", associative_scan))
+    }
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
@@ -41,9 +54,6 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_:
 
 def _reduced(arrays: list[Array], inputs: tuple[Any, ...], combine_fn: Any) -> list[Array]:
     """Halve the first axis until one is left."""
-    direct = _DIRECT.get(_standard_name(combine_fn)) if len(arrays) == 1 and not is_small(arrays[0]) else None
-    if direct is not None and arrays[0].dtype.kind == "f":
-        return [direct.reduce(arrays[0], axis=0)]
     combine = _combiner(combine_fn, inputs)
     while arrays[0].shape[0] > 1:
         n = arrays[0].shape[0]
@@ -72,6 +82,9 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = Fal
 
 def _combiner(combine_fn: Any, inputs: tuple[Any, ...]) -> Callable[[list[Array], list[Array]], list[Array]]:
     kinds = [t.dtype for t in inputs]
+    operation = _operation(combine_fn, inputs)
+    if operation is not None:
+        return lambda left, right: [operation(left[0], right[0])]
 
     def combine(left: list[Array], right: list[Array]) -> list[Array]:
         operands = [_tensor(a, kind) for a, kind in zip([*left, *right], [*kinds, *kinds])]
@@ -82,11 +95,20 @@ def _combiner(combine_fn: Any, inputs: tuple[Any, ...]) -> Callable[[list[Array]
     return combine
 
 
-def _standard_name(combine_fn: Any) -> str:
+def _operation(combine_fn: Any, inputs: tuple[Any, ...]) -> Callable[[Array, Array], Array] | None:
+    """The NumPy operation that one of Triton's own combinations stands for."""
     import triton.language as tl
 
     name = getattr(combine_fn, "__name__", "")
-    return name if getattr(tl.standard, name, None) is combine_fn else ""
+    if len(inputs) != 1 or name not in _OPERATIONS or getattr(tl.standard, name) is not combine_fn:
+        return None
+    data = inputs[0].handle.data
+    operation = _OPERATIONS[name][data.dtype.kind not in "iub"]
+    if data.dtype == np.bool_ or operation is None:
+        return None
+    if is_small(data):
+        return lambda left, right: operation(widen(left), widen(right)).astype(data.dtype)
+    return operation
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """What Triton's interpreter computes differently from a GPU, put right.
 
-Every repair is a class with the builder methods that it replaces and `needed(stock)`, which tries Triton's own builder on the smallest case that
-shows the fault. `builder_class()` takes the repairs that this release of Triton needs; a release that is right is left alone.
+Every repair is a class with the builder methods that it replaces and `needed(stock)`, which tries Triton's own
+builder on the smallest case that shows the fault. `builder_class()` takes the repairs that this release of Triton
+needs; a release that is right is left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kdk.errors import SimulationError
 
 from . import libdevice
 from .formats import Array, bits, convert, fused_multiply_add, is_small, numpy_dtype, to_tf32, widen
-from .tracking import Tracking
+from .tracking import Tracking, lanes
 
 
 def _convert_float(data: Array, source: Any, target: Any, rounding_mode: Any) -> Array:
@@ -43,13 +44,17 @@ def _handle(data: Array, kind: Any) -> Any:
     return TensorHandle(data, kind.scalar)
 
 
-class _Target:
-    """Not a repair: the builder answers for the target (options, smallest dot, fp8 types) where Triton's would accept everything."""
+_Builder: Any = object  # the classes are mixed into Triton's InterpreterBuilder
+
+
+class _Target(_Builder):
+    """Not a repair: the builder answers for the target (options, smallest dot, fp8 types) where Triton's would
+    accept everything."""
 
     def __init__(self, session: Any, options: Any, sanitizer: Any) -> None:
         super().__init__()
         self.session, self.sanitizer = session, sanitizer
-        # With it on, every integer operation is done twice, the check only counts in debug mode, and the sanitizer does better.
+        # Outside debug mode it doubles the work of integer operations and reports nothing; the sanitizer does better.
         self.options = dataclasses.replace(options, sanitize_overflow=bool(options.debug))
         smallest = session.backend.get_codegen_implementation(options)["min_dot_size"]
         self.codegen_fns["min_dot_size"] = functools.partial(_check_dot, smallest, session.name)
@@ -103,7 +108,7 @@ def _sizes(block: Any) -> list[int]:
     return [int(size) for size in block.shape]
 
 
-class _SmallFloats:
+class _SmallFloats(_Builder):
     """bfloat16 and the 8-bit floats as ml_dtypes arrays: casts, arithmetic, memory."""
 
     @staticmethod
@@ -126,7 +131,7 @@ class _SmallFloats:
 
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
         if not is_small(lhs.data):
-            return super().binary_op(lhs, rhs, op)  # type: ignore[misc]
+            return super().binary_op(lhs, rhs, op)
         return _handle(_rounded(op(widen(lhs.data), widen(rhs.data)), lhs.data.dtype), lhs.dtype)
 
     def unary_op(self, arg: Any, op: Any) -> Any:
@@ -134,12 +139,12 @@ class _SmallFloats:
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         if op is np.where or not is_small(other.data):
-            return super().ternary_op(lhs, rhs, other, op)  # type: ignore[misc]
+            return super().ternary_op(lhs, rhs, other, op)
         return _handle(_rounded(op(widen(lhs.data), widen(rhs.data), widen(other.data)), other.data.dtype), other.dtype)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
         if z.data.dtype.itemsize > 2:
-            return super().create_fma(x, y, z)  # type: ignore[misc]
+            return super().create_fma(x, y, z)
         return _handle(fused_multiply_add(x.data, y.data, z.data), z.dtype)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
@@ -147,25 +152,21 @@ class _SmallFloats:
         dtype = numpy_dtype(kind)
         fill = np.zeros(ptrs.data.shape, dtype) if other is None else np.broadcast_to(other.data, ptrs.data.shape)
         raw = np.dtype(f"u{dtype.itemsize}")
-        data = _memory().load(ptrs.data, _mask(mask, ptrs.data.shape), np.ascontiguousarray(fill).view(raw), raw)
+        data = _memory().load(ptrs.data, lanes(mask, ptrs.data.shape), np.ascontiguousarray(fill).view(raw), raw)
         return _handle(data.view(dtype), kind)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
         data = np.broadcast_to(value.data.astype(numpy_dtype(ptrs.get_element_ty()), copy=False), ptrs.data.shape)
-        return _memory().store(ptrs.data, np.ascontiguousarray(bits(data)), _mask(mask, ptrs.data.shape))
+        return _memory().store(ptrs.data, np.ascontiguousarray(bits(data)), lanes(mask, ptrs.data.shape))
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         if not is_small(val.data):
-            return super().create_atomic_rmw(operation, ptr, val, mask, sem, scope)  # type: ignore[misc]
+            return super().create_atomic_rmw(operation, ptr, val, mask, sem, scope)
         return _add_lane_by_lane(self, operation, ptr, val, mask)
 
 
 def _rounded(result: Array, dtype: np.dtype[Any]) -> Array:
     return result if result.dtype == np.bool_ else result.astype(dtype)
-
-
-def _mask(mask: Any, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(getattr(mask, "data", mask) if not isinstance(mask, np.ndarray) else mask, shape)
 
 
 @functools.cache
@@ -179,7 +180,7 @@ def _add_lane_by_lane(builder: Any, operation: Any, ptr: Any, val: Any, mask: An
     """atomic_add (and exchange) of small floats: lanes that hit one address follow each other, each sum rounded."""
     from triton._C.libtriton import ir
 
-    active = _mask(mask, ptr.data.shape).ravel()
+    active = lanes(mask, ptr.data.shape).ravel()
     addresses, values = ptr.data.ravel(), np.broadcast_to(val.data, ptr.data.shape).ravel()
     old = np.zeros(values.shape, values.dtype)
     waiting = np.flatnonzero(active)
@@ -189,14 +190,18 @@ def _add_lane_by_lane(builder: Any, operation: Any, ptr: Any, val: Any, mask: An
         place = type(ptr)(addresses[lanes], ptr.dtype)
         all_lanes = np.ones(lanes.shape, np.bool_)
         found = _SmallFloats.create_masked_load(builder, place, all_lanes, None).data
-        new = values[lanes] if operation == ir.ATOMIC_OP.XCHG else _rounded(widen(found) + widen(values[lanes]), found.dtype)
+        new = (
+            values[lanes]
+            if operation == ir.ATOMIC_OP.XCHG
+            else _rounded(widen(found) + widen(values[lanes]), found.dtype)
+        )
         _SmallFloats.create_masked_store(builder, place, _handle(new, val.dtype), all_lanes)
         old[lanes] = found
         waiting = np.delete(waiting, first)
     return _handle(old.reshape(ptr.data.shape), val.dtype)
 
 
-class _Dot:
+class _Dot(_Builder):
     """tl.dot: products exact, sums in float32, float32 operands read as TF32 unless the kernel asks for more."""
 
     @staticmethod
@@ -215,7 +220,9 @@ class _Dot:
             return _handle(product.astype(dtype) + d.data, d.dtype)
         return _handle((product + widen(d.data).astype(wide)).astype(dtype), d.dtype)
 
-    def create_dot_scaled(self, lhs: Any, lhs_scale: Any, lhs_format: Any, rhs: Any, rhs_scale: Any, rhs_format: Any, *rest: Any) -> Any:
+    def create_dot_scaled(
+        self, lhs: Any, lhs_scale: Any, lhs_format: Any, rhs: Any, rhs_scale: Any, rhs_format: Any, *rest: Any
+    ) -> Any:
         _, lhs_k_pack, rhs_k_pack, acc = rest
         left = _scaled(lhs, lhs_scale, lhs_format, lhs_k_pack, False)
         right = _scaled(rhs, rhs_scale, rhs_format, rhs_k_pack, True)
@@ -226,7 +233,8 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 
 
 def _scaled(value: Any, scale: Any, kind: Any, k_pack: bool, is_rhs: bool) -> Array:
-    """An operand of tl.dot_scaled in float32: two E2M1 numbers to a byte, low half first; one E8M0 scale to a group along K."""
+    """An operand of tl.dot_scaled in float32: two E2M1 numbers to a byte, low half first; one E8M0 scale to a group
+    along K."""
     from triton._C.libtriton import ir
 
     data = value.data
@@ -245,22 +253,26 @@ def _scaled(value: Any, scale: Any, kind: Any, k_pack: bool, is_rhs: bool) -> Ar
     return data * (np.swapaxes(factors, -1, -2) if is_rhs else factors)
 
 
-class _ExternalFunctions:
+class _ExternalFunctions(_Builder):
     """libdevice and ocml functions, which Triton's interpreter does not have."""
 
     @staticmethod
     def needed(stock: Any) -> bool:
         try:
-            stock.create_extern_elementwise("", "", "__nv_fabsf", [_handle(np.ones(1, np.float32), _tl().float32)], _tl().float32, True)
+            stock.create_extern_elementwise(
+                "", "", "__nv_fabsf", [_handle(np.ones(1, np.float32), _tl().float32)], _tl().float32, True
+            )
         except NotImplementedError:
             return True
         return False
 
-    def create_extern_elementwise(self, library: str, path: str, symbol: str, args: list[Any], kind: Any, is_pure: bool) -> Any:
+    def create_extern_elementwise(
+        self, library: str, path: str, symbol: str, args: list[Any], kind: Any, is_pure: bool
+    ) -> Any:
         return _handle(libdevice.call(symbol, [arg.data for arg in args], numpy_dtype(kind)), kind)
 
 
-class _FmaRoundsOnce:
+class _FmaRoundsOnce(_Builder):
     """float32 fma multiplied and then added, rounding twice (before 3.9)."""
 
     @staticmethod
@@ -271,20 +283,14 @@ class _FmaRoundsOnce:
         return bool(got.data[0] != np.float32(2.0**-11 + 2.0**-24))
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        a, b = x.data.astype(np.float64) * y.data.astype(np.float64), z.data.astype(np.float64)
         if z.data.dtype == np.float64:
-            return _handle(a + b, z.dtype)
-        total = a + b  # the product is exact, so only the sum can round twice; rounding it to odd prevents that
-        part = total - a
-        error = (a - (total - part)) + (b - part)
-        even = (total.view(np.int64) & 1) == 0
-        toward = np.where(error > 0, np.inf, -np.inf)
-        odd = np.where((error != 0) & np.isfinite(error) & even, np.nextafter(total, toward), total)
-        return _handle(odd.astype(z.data.dtype), z.dtype)
+            return _handle(x.data * y.data + z.data, z.dtype)
+        return _handle(fused_multiply_add(x.data, y.data, z.data), z.dtype)
 
 
-class _MinMaxSkipNan:
-    """tl.maximum and tl.minimum return the number when one operand is NaN, unless asked to propagate it (before 3.9 they did)."""
+class _MinMaxSkipNan(_Builder):
+    """tl.maximum and tl.minimum return the number when one operand is NaN, unless asked to propagate it (before 3.9
+    they did)."""
 
     @staticmethod
     def needed(stock: Any) -> bool:
@@ -293,17 +299,17 @@ class _MinMaxSkipNan:
         return bool(np.isnan(stock.create_maxnumf(nan, one).data[0]))
 
     def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.binary_op(lhs, rhs, np.fmin)  # type: ignore[attr-defined]
+        return self.binary_op(lhs, rhs, np.fmin)
 
     def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.binary_op(lhs, rhs, np.fmax)  # type: ignore[attr-defined]
+        return self.binary_op(lhs, rhs, np.fmax)
 
     def create_clampf(self, arg: Any, lo: Any, hi: Any, propagate_nans: Any) -> Any:
         from triton._C.libtriton import ir
 
         if propagate_nans == ir.PROPAGATE_NAN.NONE:
             return self.create_minnumf(self.create_maxnumf(arg, lo), hi)
-        return self.ternary_op(arg, lo, hi, np.clip)  # type: ignore[attr-defined]
+        return self.ternary_op(arg, lo, hi, np.clip)
 
 
 REPAIRS = (_SmallFloats, _Dot, _ExternalFunctions, _FmaRoundsOnce, _MinMaxSkipNan)
@@ -311,7 +317,8 @@ REPAIRS = (_SmallFloats, _Dot, _ExternalFunctions, _FmaRoundsOnce, _MinMaxSkipNa
 
 @functools.cache
 def builder_class() -> type:
-    """Triton's builder with the repairs that it needs, the target's limits, and the tracking of pointers for the sanitizer."""
+    """Triton's builder with the repairs that it needs, the target's limits, and the tracking of pointers for the
+    sanitizer."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     stock = InterpreterBuilder()

@@ -1,8 +1,9 @@
 """Turns the source of a @triton.jit function into a Python function that NumPy can run.
 
-Triton's compiler makes a tensor of every assigned number, and understands `a < b < c` on tensors; plain Python does neither. Triton's own
-interpreter rewrites the syntax tree for that, and so does this module, with two differences: the names that the rewritten code needs are closure
-variables, so the globals of the kernel's module stay as they are, and the variables that the kernel itself closes over keep their cells.
+Triton's compiler makes a tensor of every assigned number, and understands `a < b < c` on tensors; plain Python does
+neither. Triton's own interpreter rewrites the syntax tree for that, and so does this module, with two differences:
+the names that the rewritten code needs are closure variables, so the globals of the kernel's module stay as they
+are, and the variables that the kernel itself closes over keep their cells.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _done: weakref.WeakKeyDictionary[Callable[..., Any], tuple[str, Callable[..., An
 
 
 def rewritten(kernel: Any, semantic: Any) -> Callable[..., Any]:
-    """The Python function for `kernel` (a JITFunction); `semantic` gets the calls `semantic.to_tensor(value, False)`."""
+    """The Python function for `kernel` (a JITFunction); `semantic` gets the calls `semantic.to_tensor(value,
+    False)`."""
     known = _done.get(kernel.fn)
     if known is None or known[0] != kernel.src:
         known = (kernel.src, _rewrite(kernel, semantic))
@@ -55,7 +57,10 @@ def _rewrite(kernel: Any, semantic: Any) -> Callable[..., Any]:
 
     code = compile(outer, original.__code__.co_filename, "exec", dont_inherit=True)
     code = _inner_code(_inner_code(code, "_scope"), _NAME)
-    cells = {**dict(zip(original.__code__.co_freevars, original.__closure__ or ())), **{n: types.CellType(v) for n, v in added.items()}}
+    cells = {
+        **dict(zip(original.__code__.co_freevars, original.__closure__ or ())),
+        **{n: types.CellType(v) for n, v in added.items()},
+    }
     closure = tuple(cells[name] for name in code.co_freevars)
     function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
     function.__kwdefaults__ = original.__kwdefaults__

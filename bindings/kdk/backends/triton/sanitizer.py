@@ -1,10 +1,12 @@
-"""Finds memory faults that a GPU would hide: accesses outside an argument, races between programs, colliding lanes, wrapped offsets.
+"""Finds memory faults that a GPU would hide: accesses outside an argument, races between programs, colliding lanes,
+wrapped offsets.
 
-Programs are interpreted one after the other, so a race cannot show in the result. It is found from who touched what: every element of the memory
-behind the arguments remembers its last writer, its readers and its atomic users, in arrays that a block access reads and updates at once.
+Programs are interpreted one after the other, so a race cannot show in the result. It is found from who touched what:
+every element of the memory behind the arguments remembers its last writer, its readers and its atomic users, in
+arrays that a block access reads and updates at once.
 
-Programs that hand data over are recognised by an atomic operation with release and acquire semantics on the same scalar (a lock or a
-counter): what the earlier program did before is ordered before what the later one does after it.
+Programs that hand data over are recognised by an atomic operation with release and acquire semantics on the same
+scalar (a lock or a counter): what the earlier program did before is ordered before what the later one does after it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _MANY_ENTRIES = 1 << 24
 
 
 class KernelMemoryError(SimulationError):
-    """A memory fault of a Triton kernel: the argument's name, the element's offset from its start, the argument's extent, the program."""
+    """A memory fault of a Triton kernel: the argument's name, the element's offset from its start, the argument's
+    extent, the program."""
 
     argument: str = ""
     offset: int | None = None
@@ -75,7 +78,8 @@ class Argument:
 class Region:
     """A stretch of memory that one argument or several overlapping ones reach, with who touched each granule of it.
 
-    A program is its number plus one, 0 is nobody, and a negative number is that program and others. `writer` holds the last one only.
+    A program is its number plus one, 0 is nobody, and a negative number is that program and others. `writer` holds
+    the last one only.
     """
 
     def __init__(self, arguments: list[Argument]) -> None:
@@ -116,7 +120,8 @@ class Region:
 
 
 def _zeros(entries: int) -> Array:
-    """Zeroed int32. A view with huge strides has huge memory behind it, of which few pages are ever touched: reserve no swap for it."""
+    """Zeroed int32. A view with huge strides has huge memory behind it, of which few pages are ever touched: reserve
+    no swap for it."""
     if entries < _MANY_ENTRIES:
         return np.zeros(entries, np.int32)
     noreserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -164,7 +169,9 @@ class Sanitizer:
         if region.written:
             self._conflict(argument, places, addresses, region.writer, "read-write", "reads what", "wrote")
         if region.atomics:
-            self._conflict(argument, places, addresses, region.atomic, "atomic-plain", "reads plainly what", "updated atomically")
+            self._conflict(
+                argument, places, addresses, region.atomic, "atomic-plain", "reads plainly what", "updated atomically"
+            )
         self._mark(region.reader, places)
 
     def store(self, pointers: Any, active: Array) -> None:
@@ -179,7 +186,9 @@ class Sanitizer:
             self._conflict(argument, places, addresses, region.writer, "write-write", "writes what", "wrote")
         self._conflict(argument, places, addresses, region.reader, "read-write", "writes what", "read")
         if region.atomics:
-            self._conflict(argument, places, addresses, region.atomic, "atomic-plain", "writes plainly what", "updated atomically")
+            self._conflict(
+                argument, places, addresses, region.atomic, "atomic-plain", "writes plainly what", "updated atomically"
+            )
         region.written = True
         region.writer[places] = self.number
 
@@ -192,8 +201,12 @@ class Sanitizer:
         if addresses.size == 1 and getattr(sem, "name", "") != "RELAXED":
             self._hand_over(int(addresses[0]))
         if region.written:
-            self._conflict(argument, places, addresses, region.writer, "atomic-plain", "updates atomically what", "wrote plainly")
-        self._conflict(argument, places, addresses, region.reader, "atomic-plain", "updates atomically what", "read plainly")
+            self._conflict(
+                argument, places, addresses, region.writer, "atomic-plain", "updates atomically what", "wrote plainly"
+            )
+        self._conflict(
+            argument, places, addresses, region.reader, "atomic-plain", "updates atomically what", "read plainly"
+        )
         region.atomics = True
         self._mark(region.atomic, places)
 
@@ -213,7 +226,8 @@ class Sanitizer:
         self.released[address] = self.ordered | 1 << self.number
 
     def _locate(self, pointers: Any, active: Array, what: str) -> tuple[Argument, Any, Array] | None:
-        """The argument of an access, the places in its region, and the addresses, of the active lanes; the faults of the addresses alone."""
+        """The argument of an access, the places in its region, and the addresses, of the active lanes; the faults of
+        the addresses alone."""
         addresses = pointers.data.ravel() if active.all() else pointers.data[active]
         if not addresses.size:
             return None
@@ -235,7 +249,9 @@ class Sanitizer:
     def _by_address(self, address: int) -> Argument:
         """The argument that an address without a known origin lies in, or the nearest one."""
         if not self.arguments:
-            raise KernelMemoryError("KDK-TRITON-BOUNDS", f"{self.kernel} accesses memory and has no tensor argument", value=hex(address))
+            raise KernelMemoryError(
+                "KDK-TRITON-BOUNDS", f"{self.kernel} accesses memory and has no tensor argument", value=hex(address)
+            )
         return min(self.arguments, key=lambda a: max(a.base - address, address - (a.base + a.nbytes - 1), 0))
 
     def _mark(self, users: Array, places: Any) -> None:
@@ -244,7 +260,9 @@ class Sanitizer:
         mine = (known == 0) | (known == self.number)
         users[places] = self.number if mine.all() else np.where(mine, self.number, -np.abs(known))
 
-    def _conflict(self, argument: Argument, places: Any, addresses: Array, users: Array, kind: str, mine: str, theirs: str) -> None:
+    def _conflict(
+        self, argument: Argument, places: Any, addresses: Array, users: Array, kind: str, mine: str, theirs: str
+    ) -> None:
         known = users[places]
         other = (known != 0) & (known != self.number)
         if not other.any():
@@ -263,7 +281,7 @@ class Sanitizer:
             argument,
             offset,
             f"{kind} race: {mine} {who} {theirs}, {int(other.sum())} elements",
-            "let one program own each element, use atomics, or order the programs by an atomic with acquire and release",
+            "let one program own each element, use atomics, or order the programs by an atomic lock or counter",
         )
 
     def _name(self, user: int) -> str:
@@ -281,7 +299,13 @@ class Sanitizer:
             lane = int(np.flatnonzero(lost)[0])
             offset = int(places[lane]) * argument.region.granule + argument.region.start - argument.base
             way_out = "mask all lanes but one, or give every lane its own element"
-            self._fail("KDK-TRITON-COLLISION", argument, offset, f"several lanes of one store hit one element, {int(lost.sum())} lanes lose", way_out)
+            self._fail(
+                "KDK-TRITON-COLLISION",
+                argument,
+                offset,
+                f"several lanes of one store hit one element, {int(lost.sum())} lanes lose",
+                way_out,
+            )
 
     def _outside(self, argument: Argument, offsets: Array, what: str) -> None:
         problem = f"{what} out of bounds, {offsets.size} lanes"
@@ -305,5 +329,10 @@ class Sanitizer:
             limit=f"{argument.name} has {argument.extent()}",
             way_out=way_out,
         )
-        error.argument, error.offset, error.extent, error.program = argument.name, element, argument.extent(), self.program
+        error.argument, error.offset, error.extent, error.program = (
+            argument.name,
+            element,
+            argument.extent(),
+            self.program,
+        )
         raise error

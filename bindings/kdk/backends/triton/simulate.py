@@ -1,4 +1,5 @@
-"""The simulator of Triton kernels: interpreted on CPU tensors, with exact number formats, checked for faults that a GPU would hide."""
+"""The simulator of Triton kernels: interpreted on CPU tensors, with exact number formats, checked for faults that a
+GPU would hide."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .interpreter import session
 def interpret(*, sanitize: bool = True, target: str = "sm_90") -> Iterator[None]:
     """Inside the block, every Triton launch of this thread is interpreted as `target` would run it.
 
-    With `sanitize`, memory faults, races between programs and undefined lanes raise `sanitizer.KernelMemoryError` or reach the result as NaN.
+    With `sanitize`, memory faults, races between programs and undefined lanes raise `sanitizer.KernelMemoryError` or
+    reach the result as NaN.
     """
     with session(target, sanitize):
         yield
