@@ -88,7 +88,7 @@ def _step_toward_zero(source: Array, rounded: Array) -> Array:
 
 
 def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z, rounded once, for at most 32 bits: the product is exact in float64, and the sum is rounded to odd there."""
+    """x * y + z of at most 32 bits, rounded once: the product is exact in float64, and the sum is rounded to odd."""
     a = x.astype(np.float64) * y.astype(np.float64)
     b = z.astype(np.float64)
     total = a + b

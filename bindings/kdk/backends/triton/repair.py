@@ -186,17 +186,14 @@ def _add_lane_by_lane(builder: Any, operation: Any, ptr: Any, val: Any, mask: An
     waiting = np.flatnonzero(active)
     while waiting.size:
         _, first = np.unique(addresses[waiting], return_index=True)
-        lanes = waiting[first]
-        place = type(ptr)(addresses[lanes], ptr.dtype)
-        all_lanes = np.ones(lanes.shape, np.bool_)
-        found = _SmallFloats.create_masked_load(builder, place, all_lanes, None).data
-        new = (
-            values[lanes]
-            if operation == ir.ATOMIC_OP.XCHG
-            else _rounded(widen(found) + widen(values[lanes]), found.dtype)
-        )
-        _SmallFloats.create_masked_store(builder, place, _handle(new, val.dtype), all_lanes)
-        old[lanes] = found
+        turn = waiting[first]
+        place, every = type(ptr)(addresses[turn], ptr.dtype), np.ones(turn.shape, np.bool_)
+        found = _SmallFloats.create_masked_load(builder, place, every, None).data
+        new = values[turn]
+        if operation != ir.ATOMIC_OP.XCHG:
+            new = _rounded(widen(found) + widen(new), found.dtype)
+        _SmallFloats.create_masked_store(builder, place, _handle(new, val.dtype), every)
+        old[turn] = found
         waiting = np.delete(waiting, first)
     return _handle(old.reshape(ptr.data.shape), val.dtype)
 
