@@ -5,6 +5,7 @@ The unit of work is a `Row`: one operator, direction, implementation, target and
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 import warnings
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kdk.ops  # registers the operators
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
 from kdk.registry import OPERATORS
@@ -107,14 +107,14 @@ def poisoned_memory() -> Iterator[None]:
     """Inside, torch.empty is full of NaN (or the largest integer), so that what a kernel does not write shows."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 # ---- one case ---------------------------------------------------------------------------------------------------------
@@ -274,7 +274,8 @@ def run_row(
     results = []
     for i, problem in enumerate(chosen):
         twice = full or i == 0
-        result = _guarded(lambda p=problem, t=twice: _run_case(operator, row, p, place, seed, pools, t), row, problem.name)
+        work = functools.partial(_run_case, operator, row, problem, place, seed, pools, twice)
+        result = _guarded(work, row, problem.name)
         results.append(replace(result, elements=problem.elements))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same

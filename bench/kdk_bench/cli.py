@@ -106,7 +106,7 @@ def check_command(
         raise UsageError("KDK-CASE", "no case has this name", value=repr(case), way_out="leave --case out to see them all")
     report.check_table(results, console)
     if github:
-        for line in report.annotations(results):
+        for line in report.github_lines(results):
             click.echo(line, err=json_file == "-")
     if json_file:
         report.write_json(report.check_json(results), json_file)

@@ -11,7 +11,6 @@ from kdk_bench import hypotheses, rereading
 from kdk_bench.hypotheses import TILES, Box, Case, Finding, Reference
 from kdk_bench.numerics import errors, unravel
 
-
 # From the most specific to the least: the first that explains the output is the guess.
 HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     hypotheses.returns_input,

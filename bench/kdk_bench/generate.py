@@ -122,11 +122,11 @@ def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, 
 
 def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random) -> dict[str, tuple[int, ...]]:
     """Spread every starred letter over no, one or two dimensions."""
-    result = {}
+    result: dict[str, tuple[int, ...]] = {}
     for token in itertools.chain.from_iterable(text.split() for text in op.shapes.values()):
         if token.startswith("*"):
             n = sizes[token[1:]]
-            splits = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
+            splits: list[tuple[int, ...]] = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
             if n == 1:
                 splits.append(())
             result[token[1:]] = rng.choice(splits)

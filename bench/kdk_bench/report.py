@@ -113,7 +113,7 @@ def _failures(failed: Sequence[Result], console: Console) -> None:
             console.print(f"  [dim]also: {escape('; '.join(r.case for r in mine[1:]))}[/]")
 
 
-def annotations(results: Iterable[Result]) -> list[str]:
+def github_lines(results: Iterable[Result]) -> list[str]:
     """One line per failed or unknown result, as GitHub's runners read them."""
     kinds = {FAILED: "error", UNKNOWN: "warning"}
     return [

@@ -30,5 +30,5 @@ def keep_the_choice() -> None:
         return other(bind(function), *args, **kwargs)
 
     without_reentrant._kdk = True  # type: ignore[attr-defined]
-    torch_checkpoint.CheckpointFunction.forward = staticmethod(forward)
-    torch_checkpoint._checkpoint_without_reentrant_generator = without_reentrant
+    torch_checkpoint.CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
+    torch_checkpoint._checkpoint_without_reentrant_generator = without_reentrant  # type: ignore[assignment]

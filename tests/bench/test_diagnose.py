@@ -2,10 +2,9 @@
 
 import math
 
-import pytest
 import torch
-from kdk_bench.diagnose import Diagnosis, diagnose, explain
-from kdk_bench.hypotheses import CAUSES
+
+from kdk_bench.diagnose import Diagnosis, diagnose
 from kdk_bench.numerics import Pool, judge
 
 ROWS, H, TILE = 96, 320, 128

@@ -13,7 +13,7 @@ BLOCK_BYTES = 2 << 20  # of float32 values in a block; some five such blocks liv
 def block_rows(N: int, H: int) -> int:
     """Rows of a block: a multiple of 16 (a bfloat16 tile's rows), or all there are."""
     rows = max(16, BLOCK_BYTES // (4 * H) // 16 * 16)
-    return N if N <= rows else min(rows, 512)
+    return N if rows >= N else min(rows, 512)
 
 
 def _kernel(eps: float, offset: float, H: int, x: Any, weight: Any, y: Any, rstd: Any) -> None:

@@ -1,6 +1,7 @@
 """rms_norm, backward, in Pallas: blocks of whole rows; dweight is summed in a block that stays in VMEM over the grid."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import jax
@@ -10,7 +11,7 @@ from jax.experimental import pallas as pl
 from kdk_kernels.rms_norm.pallas import BLOCK_BYTES, block_rows
 
 
-def _kernel(offset: float, N: int, H: int, rows: int, needed: list[str], grad: Any, x: Any, weight: Any, rstd: Any, *out: Any) -> None:
+def _kernel(offset: float, N: int, H: int, rows: int, needed: Sequence[str], grad: Any, x: Any, weight: Any, rstd: Any, *out: Any) -> None:
     results = dict(zip(needed, out))
     g, scale = grad[...].astype(jnp.float32), rstd[...]
     n = x[...].astype(jnp.float32) * scale

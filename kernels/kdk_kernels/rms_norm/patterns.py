@@ -1,5 +1,7 @@
 """Plain-torch spellings that rms_norm replaces. Each takes (x, weight, eps) and equals the reference with the given offset."""
 
+from collections.abc import Callable, Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,5 +29,5 @@ def gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (hidden * (1.0 + weight.to(hidden.dtype))).to(x.dtype)
 
 
-SPELLINGS = ((functional, {}), (llama, {}), (norm_over_root, {}), (gemma, {"offset": 1.0}))
+SPELLINGS: tuple[tuple[Callable[..., Tensor], Mapping[str, float]], ...] = ((functional, {}), (llama, {}), (norm_over_root, {}), (gemma, {"offset": 1.0}))
 """(function, the scalar arguments with which the operator equals it)."""
