@@ -11,9 +11,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
-SUBLANES = 32  # rows of a tile of the narrowest type; a multiple for 16 and 32 bits too
-MAX_COLUMNS = 2048
+SUBLANES = 16  # rows of a tile of a 16-bit type; a multiple for 32 bits too
 BLOCK_BYTES = 512 * 1024  # of one operand: backward holds five, each twice, well inside the 16 MiB that a v5e kernel gets
+COLUMNS, MAX_COLUMNS = 2048, 8192  # of a block: wide blocks where few rows would leave them small
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
@@ -22,7 +22,8 @@ def sigmoid(x: jax.Array) -> jax.Array:
 
 def block_shape(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     """Multiples of a tile, or a whole dimension: what the (8, 128) tiling takes. Pallas pads the blocks at the edges."""
-    parts = pl.cdiv(columns, MAX_COLUMNS)
+    fitting = BLOCK_BYTES // (pl.cdiv(rows, SUBLANES) * SUBLANES * itemsize)
+    parts = pl.cdiv(columns, min(max(fitting, COLUMNS), MAX_COLUMNS))
     width = columns if parts == 1 else pl.cdiv(pl.cdiv(columns, parts), LANES) * LANES
     height = max(SUBLANES, BLOCK_BYTES // (max(width, LANES) * itemsize) // SUBLANES * SUBLANES)
     return min(height, rows), width
