@@ -1,4 +1,4 @@
-"""SiLU-and-multiply in plain torch: what every kernel of this folder has to compute."""
+"""silu_and_mul in plain torch: the semantics every kernel is checked against."""
 
 from __future__ import annotations
 
@@ -12,89 +12,63 @@ from kdk.errors import InputError
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """The gated activation of a SwiGLU feed-forward block: ``y = silu(gate) * up``, with ``silu(x) = x * sigmoid(x)``.
+    """The gated activation of a SwiGLU feed-forward block: y = silu(gate) * up, with silu(x) = x * sigmoid(x).
 
-    Shapes: ``gate``, ``up`` and the result are ``(..., H)``, with H the width of the hidden layer.
+    Computed in float32 (float64 for float64) and rounded once, also where models round silu(gate) before they multiply.
+    Semantics: N. Shazeer, "GLU Variants Improve Transformer" (arXiv 2002.05202), SwiGLU without its projections, with
+    torch.nn.functional.silu: the float32 exponential overflows for gates below about -88, where the result is -0 times up, and
+    a gate of -inf gives NaN.
 
     Args:
-        gate: the projection that opens or closes; any strides, so ``gate, up = x.chunk(2, -1)`` needs no copy.
-        up: the projection that passes; shape, dtype and device of ``gate``.
+        gate: (..., H), float32, bfloat16, float16 or float64, any strides: `gate, up = x.chunk(2, -1)` is taken without a copy
+            in Triton and NKI; a Pallas kernel takes contiguous arrays only, so there a view is copied first.
+        up: shape, dtype and device of gate.
 
     Returns:
-        A contiguous tensor of the inputs' shape and dtype.
+        y: like gate, contiguous.
 
     Raises:
-        kdk.errors.InputError: no dimension, not a floating-point dtype, or shape, dtype or device differ.
+        kdk.errors.InputError: shapes, dtypes or devices that do not fit.
 
-    Semantics: N. Shazeer, "GLU Variants Improve Transformer" (arXiv 2002.05202), the SwiGLU variant without its projections.
-    Accuracy: computed in float32 (float64 for float64) and rounded once. ``exp`` overflows for gates below about -88, where
-    the result is -0 times ``up``; a gate of -inf gives NaN, as in ``torch.nn.functional.silu``.
-    On a TPU a view is copied first: the kernel language takes contiguous arrays only.
+    Gradients: gate and up. The gate's reads both inputs, the up's reads gate alone.
     """
     wide = torch.promote_types(gate.dtype, torch.float32)
-    return (F.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype).contiguous()
+    return (F.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype)
 
 
-def silu_and_mul_backward(
-    grad: Tensor, gate: Tensor, up: Optional[Tensor], needs: str
-) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """Gradients of :func:`silu_and_mul`.
+def silu_and_mul_backward(grad: Tensor, gate: Tensor, up: Optional[Tensor], needs: str) -> tuple[Tensor, Tensor]:
+    """Gradients of `silu_and_mul` with respect to gate and up.
 
-    ``d gate = grad * up * s * (1 + gate * (1 - s))`` and ``d up = grad * gate * s``, with ``s = sigmoid(gate)``.
-
-    Args:
-        grad: gradient of the result, ``(..., H)``, any strides.
-        gate: the input.
-        up: the input; only ``d gate`` reads it.
-        needs: the inputs whose gradient is needed: "gate", "up" or "gate,up".
-
-    Returns:
-        ``(grad_gate, grad_up)``, contiguous; None where not needed.
+    With s = sigmoid(gate): dgate = grad * up * s * (1 + gate * (1 - s)), dup = grad * gate * s.
     """
     names = needs.split(",")
     wide = torch.promote_types(gate.dtype, torch.float32)
     d, g = grad.to(wide), gate.to(wide)
     s = torch.sigmoid(g)
-    grad_gate = grad_up = None
+    grad_gate: Optional[Tensor] = None
+    grad_up: Optional[Tensor] = None
     if "gate" in names:
         if up is None:
-            raise InputError("KDK-MISSING", "silu_and_mul_backward: up is None", limit="the gradient of gate reads it")
-        # sigmoid(-g) and not 1 - s: the difference loses the small values that g then multiplies.
+            raise InputError("SILU-UP", "silu_and_mul_backward: up is None", limit="the gradient of gate reads it")
+        # sigmoid(-g) and not 1 - s: the difference loses the small values, which g then multiplies.
         slope = s * (1 + g * torch.sigmoid(-g))
-        grad_gate = (d * up.to(wide) * slope).to(gate.dtype).contiguous()
+        grad_gate = (d * up.to(wide) * slope).to(gate.dtype)
     if "up" in names:
-        grad_up = (d * (g * s)).to(gate.dtype).contiguous()
-    return grad_gate, grad_up
+        grad_up = (d * (g * s)).to(gate.dtype)
+    return grad_gate, grad_up  # type: ignore[return-value]
 
 
 def check(gate: Tensor, up: Tensor) -> None:
-    """Refuse what the operator does not take."""
-    if gate.dim() == 0:
-        raise InputError(
-            "KDK-SHAPE",
-            "silu_and_mul: gate has no dimension",
-            limit="it needs at least one: (..., H)",
-            way_out="gate.reshape(1) and up.reshape(1)",
-        )
-    if not gate.dtype.is_floating_point:
-        raise InputError(
-            "KDK-DTYPE",
-            "silu_and_mul: gate",
-            value=gate.dtype,
-            limit="a floating-point dtype is needed",
-            way_out="gate.float() and up.float()",
-        )
-    _same("KDK-SHAPE", "shape", tuple(gate.shape), tuple(up.shape), "expand both to one shape")
-    _same("KDK-DTYPE", "dtype", gate.dtype, up.dtype, "up.to(gate.dtype)")
-    _same("KDK-DEVICE", "device", gate.device, up.device, "up.to(gate.device)")
-
-
-def _same(code: str, what: str, gate: object, up: object, way_out: str) -> None:
-    if gate != up:
-        raise InputError(
-            code,
-            f"silu_and_mul: {what} of gate and up",
-            value=f"{gate} and {up}",
-            limit="they must be equal",
-            way_out=way_out,
-        )
+    """Raise InputError unless the arguments are what `silu_and_mul` takes."""
+    if gate.dim() == 0 or not gate.is_floating_point():
+        value, limit = f"{gate.dtype} of shape {tuple(gate.shape)}", "floating point, (..., H)"
+        raise InputError("SILU-GATE", "silu_and_mul: gate", value=value, limit=limit)
+    if up.shape != gate.shape:
+        limit = f"gate has {tuple(gate.shape)}; they must be equal"
+        raise InputError("SILU-UP", "silu_and_mul: up has another shape", value=tuple(up.shape), limit=limit)
+    if up.dtype != gate.dtype:
+        limit = f"gate has {gate.dtype}; they must be equal"
+        raise InputError("SILU-UP", "silu_and_mul: up has another dtype", value=up.dtype, limit=limit)
+    if up.device != gate.device:
+        limit = f"gate is on {gate.device}; they must be equal"
+        raise InputError("SILU-UP", "silu_and_mul: up is on another device", value=up.device, limit=limit)
