@@ -3,8 +3,6 @@
 ScalarE takes silu from a table whose accuracy, and whose value for an infinite gate, the vendor does not publish.
 """
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -52,14 +50,14 @@ def silu_and_mul_kernel(gate, gate_stride, up, up_stride, rows, columns, pieces,
 
 
 def lines(*tensors: Tensor) -> tuple[list[tuple[Tensor, int]], tuple[int, int, int, int]]:
-    """Each tensor as a contiguous line of elements with the stride of its rows; and rows, columns, pieces, width for the kernel.
+    """Each tensor as a contiguous line of elements with its row stride; and rows, columns, pieces, width of a tile.
 
-    The toolchain takes contiguous tensors. A view whose rows have one stride and whose columns lie side by side, such as half
-    of a `chunk(2, -1)`, is passed as the line of memory that it spans, and the kernel steps over what lies between its rows.
-    Any other view (transposed, expanded) is copied, as DMA of single elements would cost more than the copy.
+    The toolchain takes contiguous tensors. A view whose rows have one stride and whose columns lie side by side, such
+    as half of a `chunk(2, -1)`, is passed as the line of memory that it spans, and the kernel steps over what lies
+    between its rows. Any other view (transposed, expanded) is copied: DMA of single elements would cost more.
 
-    Few rows are folded into more and shorter ones, for more partitions to work: contiguous data anyhow, a row with a gap behind
-    it into `pieces` equal parts.
+    Few rows are folded into more and shorter ones, for more partitions to work: contiguous data anyhow, rows with gaps
+    between them into `pieces` equal parts each.
     """
     columns = tensors[0].shape[-1]
     matrices = [t.reshape(-1, columns) for t in tensors]

@@ -1,10 +1,8 @@
 """Gradients of SiLU-and-multiply in NKI; a gradient that is not needed is neither computed nor stored.
 
-silu and its derivative come from ScalarE, products from VectorE. GpSimd takes grad * up: with all three products VectorE would be
-busy for longer than the data takes to arrive.
+silu and its derivative come from ScalarE, products from VectorE. GpSimd takes grad * up: with all three products
+VectorE would be busy for much longer than the data takes to arrive.
 """
-
-from __future__ import annotations
 
 from typing import Optional
 

@@ -1,7 +1,5 @@
 """SiLU-and-multiply in Pallas for TPU: a grid of blocks of rows and columns, each computed in VMEM."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,7 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 SUBLANES = 16  # rows of a tile of a 16-bit type; a multiple for 32 bits too
-BLOCK_BYTES = 512 * 1024  # of one operand: backward holds five, each twice, well inside the 16 MiB that a v5e kernel gets
+BLOCK_BYTES = 512 * 1024  # of one operand: backward holds five, each twice, inside the 16 MiB that a v5e kernel gets
 COLUMNS, MAX_COLUMNS = 2048, 8192  # of a block: wide blocks where few rows would leave them small
 
 
@@ -21,7 +19,7 @@ def sigmoid(x: jax.Array) -> jax.Array:
 
 
 def block_shape(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
-    """Multiples of a tile, or a whole dimension: what the (8, 128) tiling takes. Pallas pads the blocks at the edges."""
+    """Multiples of a tile, or a whole dimension, as the (8, 128) tiling wants. Pallas pads the blocks at the edges."""
     fitting = BLOCK_BYTES // (pl.cdiv(rows, SUBLANES) * SUBLANES * itemsize)
     parts = pl.cdiv(columns, min(max(fitting, COLUMNS), MAX_COLUMNS))
     width = columns if parts == 1 else pl.cdiv(pl.cdiv(columns, parts), LANES) * LANES
@@ -29,8 +27,10 @@ def block_shape(rows: int, columns: int, itemsize: int) -> tuple[int, int]:
     return min(height, rows), width
 
 
-def elementwise(kernel: Any, inputs: list[jax.Array], outputs: int, flops: int, exps: int, interpret: Any) -> list[jax.Array]:
-    """Run ``kernel`` over all blocks; outputs have the shape and dtype of the inputs. ``flops`` and ``exps`` are per element."""
+def elementwise(
+    kernel: Any, inputs: list[jax.Array], outputs: int, flops: int, exps: int, interpret: Any
+) -> list[jax.Array]:
+    """Run `kernel` over all blocks; outputs have the inputs' shape and dtype. `flops` and `exps` count per element."""
     shape, dtype = inputs[0].shape, inputs[0].dtype
     columns = shape[-1]
     rows = math.prod(shape[:-1])

@@ -1,5 +1,8 @@
 """Plain-torch spellings that silu_and_mul replaces. Each takes (gate, up) and equals the reference in float64."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,5 +28,10 @@ def halves(gate: Tensor, up: Tensor) -> Tensor:
     return second * F.silu(first)
 
 
-SPELLINGS = ((functional, {}), (times_sigmoid, {}), (swapped, {}), (halves, {}))
+SPELLINGS: tuple[tuple[Callable[..., Tensor], dict[str, Any]], ...] = (
+    (functional, {}),
+    (times_sigmoid, {}),
+    (swapped, {}),
+    (halves, {}),
+)
 """(function, the scalar arguments with which the operator equals it)."""

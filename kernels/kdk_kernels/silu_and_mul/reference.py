@@ -1,7 +1,5 @@
 """silu_and_mul in plain torch: the semantics every kernel is checked against."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 import torch
@@ -16,12 +14,12 @@ def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
     Computed in float32 (float64 for float64) and rounded once, also where models round silu(gate) before they multiply.
     Semantics: N. Shazeer, "GLU Variants Improve Transformer" (arXiv 2002.05202), SwiGLU without its projections, with
-    torch.nn.functional.silu: the float32 exponential overflows for gates below about -88, where the result is -0 times up, and
-    a gate of -inf gives NaN.
+    torch.nn.functional.silu: the float32 exponential overflows for gates below about -88, where the result is -0 times
+    up, and a gate of -inf gives NaN.
 
     Args:
-        gate: (..., H), float32, bfloat16, float16 or float64, any strides: `gate, up = x.chunk(2, -1)` is taken without a copy
-            in Triton and NKI; a Pallas kernel takes contiguous arrays only, so there a view is copied first.
+        gate: (..., H), float32, bfloat16, float16 or float64, any strides: `gate, up = x.chunk(2, -1)` is taken without
+            a copy in Triton and NKI; a Pallas kernel takes contiguous arrays only, so there a view is copied first.
         up: shape, dtype and device of gate.
 
     Returns:

@@ -1,7 +1,5 @@
 """SiLU-and-multiply in Triton: one program computes a block of rows and columns."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -41,9 +39,9 @@ def silu_and_mul_kernel(
 
 
 def rows_and_columns(*tensors: Tensor) -> list[Tensor]:
-    """The tensors as matrices, of one row where all are contiguous; a view unless the leading dimensions have no common stride.
+    """The tensors as matrices; views, unless the leading dimensions have no common stride.
 
-    One long row wastes no lane at the end of each row and keeps loads wide for any H.
+    Contiguous tensors become one long row: no lane idles at the end of each row, and loads stay wide for any H.
     """
     if all(t.is_contiguous() for t in tensors):
         return [t.reshape(1, -1) for t in tensors]

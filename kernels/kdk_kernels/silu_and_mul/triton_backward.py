@@ -1,7 +1,5 @@
 """Gradients of SiLU-and-multiply in Triton; a gradient that is not needed is neither computed nor stored."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 import torch
