@@ -6,11 +6,12 @@ import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_alias_of
 
 from kdk import recording
 from kdk.backends import LANGUAGES, Language
@@ -53,30 +54,40 @@ def kernel_file(op: Op, implementation: str, direction: str) -> str | None:
 
 
 def contiguous_and_new(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with results that are contiguous and never an argument: what every implementation owes and the fake promises."""
+    """`function` with results that are contiguous and share no memory with an argument or with each other.
 
-    def fix(t: Tensor | None, args: tuple[Any, ...]) -> Tensor | None:
+    What every implementation owes and the fake promises.
+    """
+
+    def fix(t: Tensor | None, others: Sequence[Any]) -> Tensor | None:
         if t is None:
             return None
-        if any(t is a for a in args) or t._is_view():
-            return t.clone(memory_format=torch.contiguous_format)
+        for other in others:  # not t._is_view(), which knows no views in inference mode
+            if isinstance(other, Tensor) and _is_alias_of(t, other):
+                return t.clone(memory_format=torch.contiguous_format)
         return t.contiguous()
 
     def run(*args: Any) -> Any:
         result = function(*args)
         if isinstance(result, Tensor):
             return fix(result, args)
-        return tuple([fix(t, args) for t in result])
+        fixed: list[Tensor | None] = []
+        for t in result:
+            fixed.append(fix(t, (*args, *fixed)))
+        return tuple(fixed)
 
     return run
 
 
 def no_nones(result: Any, args: tuple[Any, ...]) -> Any:
     """A schema's results are tensors: what a backward did not compute becomes an empty one."""
-    if isinstance(result, Tensor) or all(t is not None for t in result):
+    if isinstance(result, Tensor):
         return result
-    like = first_tensor(args)
-    return tuple([like.new_empty(0) if t is None else t for t in result])
+    for t in result:
+        if t is None:
+            like = first_tensor(args)
+            return tuple([like.new_empty(0) if t is None else t for t in result])
+    return result
 
 
 def first_tensor(args: tuple[Any, ...]) -> Tensor:

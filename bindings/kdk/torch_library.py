@@ -75,9 +75,14 @@ def _define(op: Op, direction: str) -> Any:
 
 
 def _resolved(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's signature with real types for annotations, which infer_schema wants."""
+    """The function's signature with real types for annotations, which infer_schema wants.
+
+    A gradient that may be None is a Tensor in the schema, an empty one (`no_nones`): infer_schema knows no other result.
+    """
     hints = typing.get_type_hints(function)
     signature = inspect.signature(function)
+    if typing.get_origin(hints["return"]) is tuple:
+        hints["return"] = tuple[(Tensor,) * len(typing.get_args(hints["return"]))]  # type: ignore[misc]
     parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
 
     def same(*args: Any) -> None: ...

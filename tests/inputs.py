@@ -1,0 +1,79 @@
+"""Arguments for any operator, from its declaration and its cases alone: small sizes, drawn values."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from kdk import Op
+from kdk.cases import Cases, Dim
+from torch import Tensor
+
+TOYS = Path(__file__).parent / "toys"
+SMALL = (4, 6, 10, 2, 3, 5)  # the first is often a "*N", which splits into two dimensions
+
+
+def cases(op: Op) -> Cases:
+    return importlib.import_module(f"{op.package}.cases").CASES
+
+
+def small_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
+    """A small size for every letter, different where the restrictions leave it."""
+    sizes: dict[str, int] = {}
+    for size, (letter, dim) in zip(SMALL, dims.items()):
+        step = sizes[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
+        limit = sizes[dim.at_most] if dim.at_most else 10**9
+        sizes[letter] = max(min(size, limit) // step, 1) * step
+    return sizes
+
+
+def shape(text: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """ "*N H" -> (2, N / 2, H) for an even N; "B|1" -> B."""
+    dimensions: list[int] = []
+    for token in text.split():
+        size = sizes[token.removeprefix("*").partition("|")[0]]
+        dimensions += [2, size // 2] if token.startswith("*") and size % 2 == 0 else [size]
+    return tuple(dimensions)
+
+
+def arguments(
+    op: Op, dtype: torch.dtype = torch.float32, *, grad: bool | tuple[str, ...] = False, seed: int = 0, **sizes: int
+) -> dict[str, Any]:
+    """All arguments of an operator by name. grad: which differentiable inputs require one (True: all)."""
+    sizes = {**small_sizes(cases(op).dims), **sizes}
+    wanted = tuple(op.uses) if grad is True else grad or ()
+    generator = torch.Generator().manual_seed(seed)
+    result: dict[str, Any] = {}
+    for name, parameter in op.arguments.items():
+        if name in op.tensors:
+            value = torch.randn(shape(op.shapes[name], sizes), generator=generator, dtype=torch.float64).to(dtype)
+            result[name] = value.requires_grad_(name in wanted)
+        elif name in cases(op).scalars:
+            result[name] = cases(op).scalars[name][0]
+        elif parameter.default is not inspect.Parameter.empty:
+            result[name] = parameter.default
+        else:
+            raise LookupError(f"{op.name}: cases.py has no value for {name!r}")
+    return result
+
+
+def results(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def floating(value: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs that a gradient can flow to."""
+    return [t for t in results(value) if t.is_floating_point()]
+
+
+def total(value: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """A scalar whose gradient differs from element to element."""
+    parts = []
+    for t in floating(value):
+        weights = torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
+        parts.append((t * weights).sum())
+    return torch.stack(parts).sum()

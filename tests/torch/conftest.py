@@ -1,0 +1,63 @@
+"""The toy operators of tests/toys stand beside kdk's own while these tests run; a choice does not outlive its test."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import kdk.ops
+import pytest
+from kdk import registry, selection
+from kdk.torch_library import Operator
+
+from tests.inputs import TOYS
+
+OWN = sorted(registry.OPERATORS)
+TOY_NAMES = sorted(p.parent.name for p in TOYS.glob("*/reference.py"))
+
+
+@functools.cache
+def toy_operators() -> dict[str, Operator]:
+    loaded = {operator.op.name: operator for operator in registry.load_directory(TOYS)}
+    for name in loaded:
+        del registry.OPERATORS[name]
+    return loaded
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toys() -> Iterator[None]:
+    registry.OPERATORS.update(toy_operators())
+    yield
+    for name in toy_operators():
+        del registry.OPERATORS[name]
+
+
+@pytest.fixture(autouse=True)
+def no_choice_left() -> Iterator[None]:
+    before = dict(selection.DEFAULT)
+    yield
+    assert selection.LOCAL.choice == {}
+    selection.DEFAULT.clear()
+    selection.DEFAULT.update(before)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`operator`: every one. `differentiable`: those with a backward."""
+    for fixture in ("operator", "differentiable"):
+        if fixture in metafunc.fixturenames:
+            names = [*OWN, *TOY_NAMES]
+            if fixture == "differentiable":
+                names.remove("positions")
+            metafunc.parametrize(fixture, names, indirect=True)
+
+
+@pytest.fixture
+def operator(request: pytest.FixtureRequest) -> Operator:
+    return registry.OPERATORS[request.param]
+
+
+@pytest.fixture
+def differentiable(request: pytest.FixtureRequest) -> Operator:
+    found = registry.OPERATORS[request.param]
+    assert found.op.backward is not None
+    return found

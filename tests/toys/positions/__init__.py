@@ -1,0 +1,13 @@
+"""Integer outputs only, and no backward."""
+
+from kdk import Op
+
+from . import reference
+
+op = Op(
+    reference=reference.positions,
+    check=reference.check,
+    kind="algorithmic",
+    outputs=("order", "largest"),
+    shapes={"x": "N H", "order": "N H", "largest": "N"},
+)

@@ -1,0 +1,16 @@
+"""Saved tensor of integers, and an integer scalar."""
+
+from kdk import Op
+
+from . import reference
+
+op = Op(
+    reference=reference.top_values,
+    backward=reference.top_values_backward,
+    check=reference.check,
+    kind="algorithmic",
+    outputs=("values",),
+    saved=("indices",),
+    shapes={"x": "N H", "values": "N K", "indices": "N K"},
+    uses={"x": ("x", "indices")},
+)
