@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
 from kdk.registry import OPERATORS
