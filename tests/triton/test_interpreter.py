@@ -347,6 +347,40 @@ def test_kernels_that_close_over_names_of_a_function():
 
 
 @triton.jit
+def logic(x, out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    v = tl.load(x + at)
+    both = (v > 1) and (v < 4)
+    either = (v < 1) or (v > 4)
+    neither = not either
+    if LIMIT is not None and LIMIT > 3 and not (tl.program_id(0) == 1):
+        neither = neither & (v < LIMIT)
+    tl.store(out + at, both.to(tl.int32) + 2 * either.to(tl.int32) + 4 * neither.to(tl.int32))
+
+
+def test_and_or_not_on_blocks():
+    x, out = torch.arange(8), torch.empty(8, dtype=torch.int32)
+    with interpret():
+        logic[(1,)](x, out, LIMIT=None, BLOCK=8)
+    both, either = (x > 1) & (x < 4), (x < 1) | (x > 4)
+    assert torch.equal(out, (both.int() + 2 * either.int() + 4 * (~either).int()))
+    with interpret():
+        logic[(1,)](x, out, LIMIT=4, BLOCK=8)
+    assert torch.equal(out, (both.int() + 2 * either.int() + 4 * (~either & (x < 4)).int()))
+
+
+@triton.jit
+def branch_on_a_block(x, BLOCK: tl.constexpr):
+    if tl.load(x + tl.arange(0, BLOCK)) > 0:
+        tl.store(x, 0.0)
+
+
+def test_a_branch_on_a_block_is_refused():
+    with interpret(), pytest.raises(SimulationError, match="KDK-TRITON-BRANCH"):
+        branch_on_a_block[(1,)](torch.ones(4), BLOCK=4)
+
+
+@triton.jit
 def chained(x, out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.where(2 <= at < 5, 1, 0))
