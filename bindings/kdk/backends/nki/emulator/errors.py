@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+from kdk.errors import SimulationError
 
 
 class Check(NamedTuple):
@@ -61,11 +63,18 @@ CHECKS = {
 }
 
 
-class NkiValidationError(Exception):
+class NkiValidationError(SimulationError):
     """A rule of the hardware or of the API is violated. `code` (C1 ...) and `check` are stable."""
 
-    code: str = ""
-    check: str = ""
+    def __init__(self, problem: str, check: str = "", site: str = "") -> None:
+        rule = CHECKS.get(check, Check("NKI", ""))
+        super().__init__(rule.code, f"{check}: {problem}" if check else problem, way_out=rule.way_out)
+        self.check, self.site = check, site
+        if site:
+            self.args = (f"{self.args[0]}. At {site}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem.removeprefix(f"{self.check}: "), self.check, self.site)
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -80,10 +89,7 @@ def call_site() -> str:
 
 
 def build_error(check: str, text: str, site: str | None = None) -> NkiValidationError:
-    rule = CHECKS[check]
-    error = NkiValidationError(f"[{rule.code} {check}] {text}. Way out: {rule.way_out}. At {site or call_site()}")
-    error.code, error.check = rule.code, check
-    return error
+    return NkiValidationError(text, check, site or call_site())
 
 
 def refuse(check: str, text: str) -> NoReturn:

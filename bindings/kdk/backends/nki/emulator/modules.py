@@ -86,26 +86,27 @@ def install() -> ModuleType:
         return nki
 
 
-def _forget() -> dict[str, ModuleType]:
+def _forget() -> None:
     """Take nki and its submodules out of sys.modules."""
-    names = [n for n in sys.modules if n == "nki" or n.startswith("nki.")]
-    return {n: sys.modules.pop(n) for n in names}
+    for name in [n for n in sys.modules if n == "nki" or n.startswith("nki.")]:
+        del sys.modules[name]
 
 
 def vendor_nki_available() -> bool:
-    """Whether the vendor's package imports and has `simulate`. (The package of that name on PyPI does not import.)"""
+    """Whether `import nki` gives the vendor's package, with `simulate`.
+
+    False while the emulator stands in. The package of that name on PyPI, whose import raises, counts as absent.
+    """
     with _lock:
         present = sys.modules.get("nki")
-        if present is not None and not is_emulator(present):
-            return hasattr(present, "simulate")
+        if present is not None:
+            return not is_emulator(present) and hasattr(present, "simulate")
         if importlib.machinery.PathFinder.find_spec("nki") is None:
             return False
-        ours = _forget()
         try:
             available = hasattr(importlib.import_module("nki"), "simulate")
         except Exception:  # a placeholder may raise anything; it is not usable either way
             available = False
-        if ours or not available:
+        if not available:
             _forget()
-            sys.modules.update(ours)
         return available
