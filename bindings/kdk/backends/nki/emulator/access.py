@@ -51,9 +51,7 @@ def usable(t: NkiTensor) -> Usable:
     """True, or a boolean array in the shape of the view: which elements may be used."""
     memory = t.storage.memory
     if not memory.tracked:
-        return (
-            True if (t.storage.written or t.storage.argument) and t.storage.poison is None else np.zeros(t.shape, bool)
-        )
+        return True if (t.storage.written or t.storage.argument) and t.storage.poison is None else np.zeros(t.shape, bool)
     if isinstance(memory.state, int):
         return True if memory.state in (WRITTEN, MATMUL) else np.zeros(t.shape, bool)
     fine = ((cells(t) - np.uint8(1)) < 2).all(-1)
@@ -88,9 +86,7 @@ def mark(t: NkiTensor, fine: Usable, writer: int, poison: tuple[str, str] | None
             cells(t)[...] = writer
     else:
         states = np.where(fine, writer, writer | POISON).astype(np.uint8)
-        cells(t)[...] = np.broadcast_to(states.reshape(t.shape) if states.size == t.size else states, t.shape)[
-            ..., None
-        ]
+        cells(t)[...] = np.broadcast_to(states.reshape(t.shape) if states.size == t.size else states, t.shape)[..., None]
 
 
 def open_tile(t: NkiTensor) -> None:

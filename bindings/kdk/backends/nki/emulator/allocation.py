@@ -33,9 +33,7 @@ def capacity(core: Core, region: MemoryRegion) -> int:
     return PSUM_BYTES if region is PSUM else SBUF_BYTES[core.generation]
 
 
-def allocate(
-    shape: Any, dtype: Any, buffer: Any = SBUF, name: str = "", address: tuple[int, int] | None = None
-) -> NkiTensor:
+def allocate(shape: Any, dtype: Any, buffer: Any = SBUF, name: str = "", address: tuple[int, int] | None = None) -> NkiTensor:
     """A new tensor without values."""
     core = current()
     if not isinstance(buffer, MemoryRegion):
@@ -45,9 +43,7 @@ def allocate(
     if buffer in ON_CHIP:
         storage = _on_chip(core, sizes, dtype, buffer, name, address)
     else:
-        need(
-            address is None, "argument", f"address {address} of a tensor in {buffer.value}; only tiles on chip have one"
-        )
+        need(address is None, "argument", f"address {address} of a tensor in {buffer.value}; only tiles on chip have one")
 
         def create() -> Storage:
             return _in_hbm(core, sizes, dtype, buffer, name)
@@ -177,9 +173,7 @@ def _check_overlap(manual: list[Storage]) -> None:
         for b in manual[i + 1 :]:
             if b.first is None or a.last is None or b.first >= a.last:
                 break
-            rows = range(
-                max(a.base // a.pitch, b.base // b.pitch), min(a.base // a.pitch + a.rows, b.base // b.pitch + b.rows)
-            )
+            rows = range(max(a.base // a.pitch, b.base // b.pitch), min(a.base // a.pitch + a.rows, b.base // b.pitch + b.rows))
             start = max(a.base % a.pitch, b.base % b.pitch)
             end = min(a.base % a.pitch + a.row, b.base % b.pitch + b.row)
             if rows and start < end and b.first < a.last:

@@ -20,9 +20,7 @@ PACKED = {
 NUMPY: dict[str, np.dtype] = {name: np.dtype(name) for name in INTEGERS[:-1] + ("float16", "float32")}
 NUMPY.update({name: np.dtype(getattr(ml_dtypes, name)) for name in FP8 + ("bfloat16", "float8_e8m0fnu")})
 NUMPY.update(bool_=np.dtype("uint8"), tfloat32=np.dtype("float32"))
-NUMPY.update(
-    float8_e5m2_x4=np.dtype("uint32"), float8_e4m3fn_x4=np.dtype("uint32"), float4_e2m1fn_x4=np.dtype("uint16")
-)
+NUMPY.update(float8_e5m2_x4=np.dtype("uint32"), float8_e4m3fn_x4=np.dtype("uint32"), float4_e2m1fn_x4=np.dtype("uint16"))
 
 ITEMSIZE = {name: dtype.itemsize for name, dtype in NUMPY.items()}
 
@@ -67,9 +65,7 @@ def round_to(x: np.ndarray, name: str) -> np.ndarray:
         return np.clip(np.where(np.isnan(exact), 0, exact), limits.min, limits.max).astype(NUMPY[name])
     if name == "tfloat32":
         bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-        rounded = ((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(
-            np.float32
-        )
+        rounded = ((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
         return np.where(np.isfinite(x), rounded, x)
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(NUMPY[name])

@@ -18,9 +18,7 @@ class Check(NamedTuple):
 
 CHECKS = {
     "partitions": Check("C1", "a tile on chip has at most 128 partitions; split dimension 0 into tiles"),
-    "shape": Check(
-        "C2", "operands have equal partition counts and equal elements per partition; slice or reshape them"
-    ),
+    "shape": Check("C2", "operands have equal partition counts and equal elements per partition; slice or reshape them"),
     "memory": Check(
         "C3",
         "move the operand to a memory this engine reaches (TensorE: SBUF to PSUM; GpSimdE: SBUF; DMA: HBM and SBUF)",
@@ -33,12 +31,8 @@ CHECKS = {
         "use whole partitions and at most four free dimensions with strides that fit 16 bits; or copy the data",
     ),
     "dtype": Check("C7", "use a dtype this instruction takes, or cast with tensor_copy first"),
-    "matmul": Check(
-        "C8", "K and M at most 128; N at most 512 and inside one PSUM bank before gen4; operand dtypes of one family"
-    ),
-    "accumulate": Check(
-        "C9", "start a PSUM group with accumulate=False (or None on fresh PSUM) and let only matmuls write it"
-    ),
+    "matmul": Check("C8", "K and M at most 128; N at most 512 and inside one PSUM bank before gen4; operand dtypes of one family"),
+    "accumulate": Check("C9", "start a PSUM group with accumulate=False (or None on fresh PSUM) and let only matmuls write it"),
     "axis": Check("C10", "reduce the last free dimensions, ending at the last one; never dimension 0"),
     "limit": Check("C11", "stay inside the size limit of this instruction; split the operand"),
     "generation": Check("C12", "use another instruction on this generation, or another target"),
@@ -47,15 +41,11 @@ CHECKS = {
     "output": Check("C15", "create outputs in nl.shared_hbm, write every element and return them"),
     "uninitialised": Check("C16", "write every element before its value reaches an output, an index or a register"),
     "loop": Check("C17", "carry state through SBUF or HBM; use loop registers only as scalar_offset or loop bound"),
-    "capacity": Check(
-        "C18", "use smaller or fewer tiles that are live at the same time, or addresses that do not overlap"
-    ),
+    "capacity": Check("C18", "use smaller or fewer tiles that are live at the same time, or addresses that do not overlap"),
     "operator": Check("C19", "no engine executes this; use an operator of the instruction's table"),
     "domain": Check("C20", "keep the input of this activation inside its valid range"),
     "lnc": Check("C21", "both cores run the same instructions; put core_barrier between accesses of the two cores"),
-    "accumulator": Check(
-        "C22", "start the accumulator with reset_reduce (or load_reduce) before reading or extending it"
-    ),
+    "accumulator": Check("C22", "start the accumulator with reset_reduce (or load_reduce) before reading or extending it"),
     "lint": Check("C23", "legal, but slow on the hardware"),
     "removed": Check("C24", "this is not part of NKI 0.6/0.7; see the migration guide"),
     "argument": Check("C25", "see the signature of this call"),

@@ -12,7 +12,7 @@ import numpy as np
 from . import access
 from .dtypes import ITEMSIZE, NUMPY, dtype_name
 from .errors import refuse
-from .memory import SHARED, WRITTEN, Memory, Storage
+from .memory import WRITTEN, Memory, MemoryRegion, Storage
 from .tensor import NkiTensor
 
 
@@ -76,7 +76,7 @@ def from_numpy(array: np.ndarray, dtype: str, torch: Any) -> Any:
 class Argument:
     """A host array as a tensor in HBM. Shares its bytes if it can; what the kernel wrote is copied back otherwise."""
 
-    def __init__(self, given: Any, name: str, data: bool) -> None:
+    def __init__(self, given: Any, name: str, data: bool, region: MemoryRegion) -> None:
         self.given, self.torch = given, torch_of(given)
         self.dtype = _dtype_of(given)
         self.shape = tuple(int(n) for n in given.shape)
@@ -92,12 +92,13 @@ class Argument:
             memory = Memory(self.host.nbytes, size, buffer=self.host.reshape(-1).view(np.uint8), state=WRITTEN)
         else:
             memory = Memory(math.prod(self.shape) * size, size, data=False, state=WRITTEN, tracked=False)
-        self.storage = Storage(SHARED, self.shape or (1,), self.dtype, name, memory)
+        self.region = region
+        self.storage = Storage(region, self.shape or (1,), self.dtype, name, memory)
         self.storage.argument = True
         self.data = data
 
     def tensor(self) -> NkiTensor:
-        return NkiTensor(self.shape, self.dtype, self.storage, SHARED, self.storage.name)
+        return NkiTensor(self.shape, self.dtype, self.storage, self.region, self.storage.name)
 
     def write_back(self) -> None:
         if not self.data or not self.storage.written:

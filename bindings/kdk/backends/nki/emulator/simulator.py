@@ -16,7 +16,7 @@ from .cost.records import Record
 from .cost.report import report
 from .errors import build_error, need, refuse
 from .lnc import Pair
-from .memory import SHARED
+from .memory import HBM, SHARED
 from .tensor import NkiTensor
 
 
@@ -43,9 +43,7 @@ class Kernel:
             return self.function(*args, **kwargs)
         if os.environ.get("NKI_SIMULATOR") == "1":
             return Simulation(self)(*args, **kwargs)
-        raise RuntimeError(
-            "this process emulates NKI and has no Neuron device: use nki.simulate(kernel)(...) or NKI_SIMULATOR=1"
-        )
+        raise RuntimeError("this process emulates NKI and has no Neuron device: use nki.simulate(kernel)(...) or NKI_SIMULATOR=1")
 
 
 def jit(
@@ -90,7 +88,7 @@ class Simulation:
         """Arrays as tensors, also inside tuples, lists, dicts and NKI objects; the same array is one tensor."""
         if host.is_array(x):
             if id(x) not in arguments:
-                arguments[id(x)] = host.Argument(x, name, self.data)
+                arguments[id(x)] = host.Argument(x, name, self.data, SHARED if self.kernel.grid == 2 else HBM)
             return arguments[id(x)].tensor()
         if isinstance(x, (tuple, list)):
             parts = [self._lift(v, f"{name}_{i}", arguments) for i, v in enumerate(x)]
@@ -141,9 +139,7 @@ class Simulation:
         if first != second:
             at = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
             ops = [c.trace[at].op + " at " + c.trace[at].site if at < len(c.trace) else "nothing" for c in cores]
-            refuse(
-                "lnc", f"the cores ran different instructions: number {at} is {ops[0]} on core 0 and {ops[1]} on core 1"
-            )
+            refuse("lnc", f"the cores ran different instructions: number {at} is {ops[0]} on core 0 and {ops[1]} on core 1")
         return cores, returned[0]
 
     def _results(self, returned: Any, arguments: list[host.Argument]) -> Any:
@@ -164,7 +160,7 @@ class Simulation:
                 return None
             if not isinstance(value, NkiTensor):
                 raise TypeError(f"a kernel returns tensors, not {type(value).__name__}")
-            if value.buffer is not SHARED:
+            if value.buffer is not SHARED and id(value.storage) not in by_storage:
                 refuse("output", f"the kernel returns {value}")
             self._check_complete(value, argument=id(value.storage) in by_storage)
             return host.result(value, by_storage, torch, self.data)

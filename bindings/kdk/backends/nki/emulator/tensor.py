@@ -89,9 +89,7 @@ class NkiTensor(NKIObject):
         return f"<{self.name or 'tensor'}: {self.dtype}{list(self.shape)} in {self.buffer.value}>"
 
     def __bool__(self) -> bool:
-        raise TypeError(
-            "a tensor has no value while the kernel is traced; compare with an instruction and use its result as data"
-        )
+        raise TypeError("a tensor has no value while the kernel is traced; compare with an instruction and use its result as data")
 
     __int__ = __float__ = __index__ = __bool__  # type: ignore[assignment]
 
@@ -103,9 +101,7 @@ class NkiTensor(NKIObject):
 
     # -- views
 
-    def _view(
-        self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, **changes: Any
-    ) -> NkiTensor:
+    def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, **changes: Any) -> NkiTensor:
         settings = {"dtype": self.dtype, "dynamic": self.dynamic, "indirection": self.indirection} | changes
         dtype = settings.pop("dtype")
         return NkiTensor(
@@ -156,9 +152,7 @@ class NkiTensor(NKIObject):
         dim = self._dimension(dim, "select")
         if isinstance(index, (NkiTensor, VirtualRegister)):
             need(self.dynamic is None, "pattern", f"a second dynamic index into {self}")
-            need(
-                dim > 0 or not self.on_chip, "pattern", f"select: the partition of {self} cannot be chosen at run time"
-            )
+            need(dim > 0 or not self.on_chip, "pattern", f"select: the partition of {self} cannot be chosen at run time")
             rest = self._without(dim) if self.ndim > (2 if self.on_chip else 1) else self.slice(dim, 0, 1)
             return rest._view(
                 rest.shape,
@@ -217,17 +211,13 @@ class NkiTensor(NKIObject):
         dim = self._dimension(dim, "broadcast")
         need(self.shape[dim] == 1, "shape", f"broadcast of dimension {dim} of {self}: its size must be 1")
         need(dim > 0 or not self.on_chip, "pattern", f"broadcast over the partitions of {self}")
-        return self._view(
-            self.shape[:dim] + (size,) + self.shape[dim + 1 :], self.strides[:dim] + (0,) + self.strides[dim + 1 :]
-        )
+        return self._view(self.shape[:dim] + (size,) + self.shape[dim + 1 :], self.strides[:dim] + (0,) + self.strides[dim + 1 :])
 
     def expand_dim(self, dim: int) -> NkiTensor:
         need(0 <= dim <= self.ndim, "bounds", f"expand_dim at {dim} of {self}")
         need(dim > 0 or not self._fixed_partition(), "pattern", f"expand_dim before the partition of {self}")
         stride = self.strides[dim] * self.shape[dim] if dim < self.ndim else 1
-        return self._view(
-            self.shape[:dim] + (1,) + self.shape[dim:], self.strides[:dim] + (stride,) + self.strides[dim:]
-        )
+        return self._view(self.shape[:dim] + (1,) + self.shape[dim:], self.strides[:dim] + (stride,) + self.strides[dim:])
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
         dim = self._dimension(dim, "squeeze_dim")
@@ -262,9 +252,7 @@ class NkiTensor(NKIObject):
         need(first <= last, "argument", f"flatten_dims {start_dim}..{end_dim} of {self}")
         return self.reshape(self.shape[:first] + (math.prod(self.shape[first : last + 1]),) + self.shape[last + 1 :])
 
-    def rearrange(
-        self, src_pattern: Sequence, dst_pattern: Sequence, fixed_sizes: dict[str, int] | None = None
-    ) -> NkiTensor:
+    def rearrange(self, src_pattern: Sequence, dst_pattern: Sequence, fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
         split, order, final = walk.rearrangement(self.shape, src_pattern, dst_pattern, fixed_sizes or {})
         return self.reshape(split).permute(order).reshape(final)
 
@@ -317,9 +305,7 @@ class NkiTensor(NKIObject):
                 )
                 dynamic = Dynamic("scalar", _scalar_index(scalar_offset), scale)
         start = self.offset * self.itemsize // ITEMSIZE[dtype] + (offset or 0)
-        view = self._view(
-            [p[1] for p in pattern], [p[0] for p in pattern], start, dtype=dtype, dynamic=dynamic, indirection=None
-        )
+        view = self._view([p[1] for p in pattern], [p[0] for p in pattern], start, dtype=dtype, dynamic=dynamic, indirection=None)
         if self.on_chip and view.shape[0] > 1 and view.strides[0] != view.row_elements:
             refuse("pattern", f"ap: the partition stride {view.strides[0]} of {self} must be {view.row_elements}")
         return view if dynamic else check_bounds(view)
@@ -352,9 +338,7 @@ def _interval(key: Any, size: int, dim: int, t: NkiTensor) -> tuple[int, int, in
     if isinstance(key, DynamicSlice):
         return key.start, key.start + key.size, 1
     if isinstance(key, (bool, NkiTensor, VirtualRegister)) or not isinstance(key, (int, np.integer, slice)):
-        raise TypeError(
-            f"index {key!r} into {t}: use ints, slices, nl.ds or Ellipsis; at run time .select or .ap(scalar_offset=)"
-        )
+        raise TypeError(f"index {key!r} into {t}: use ints, slices, nl.ds or Ellipsis; at run time .select or .ap(scalar_offset=)")
     if isinstance(key, slice):
         start, end = 0 if key.start is None else key.start, size if key.stop is None else key.stop
         return (

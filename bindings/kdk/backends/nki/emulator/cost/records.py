@@ -49,9 +49,7 @@ def dma_us(dst: NkiTensor, src: NkiTensor, share: float = 1.0) -> float:
     """Transfer time without the start latency: engines by partitions, short payloads slower."""
     moved = max(dst.size * dst.itemsize, src.size * src.itemsize)
     chip = [t for t in (dst, src) if t.on_chip]
-    partitions = (
-        min(t.partitions for t in chip) if chip else constants.DMA_ENGINES * constants.PARTITIONS_PER_DMA_ENGINE
-    )
+    partitions = min(t.partitions for t in chip) if chip else constants.DMA_ENGINES * constants.PARTITIONS_PER_DMA_ENGINE
     engines = min(constants.DMA_ENGINES, -(-partitions // constants.PARTITIONS_PER_DMA_ENGINE))
     penalty = max(1.0, min(constants.DMA_PAYLOAD_WORST, constants.DMA_PAYLOAD_BYTES * partitions / moved))
     return moved / (constants.DMA_BYTES_PER_NS[current().generation] * engines) / 1e3 * penalty / share

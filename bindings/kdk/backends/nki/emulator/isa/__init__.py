@@ -30,6 +30,7 @@ from .gpsimd import (
     tensor_partition_reduce,
     topk,
 )
+from .mx import nc_matmul_mx, quantize_mx
 from .random import dropout, rand2, rand_get_state, rand_set_state, rng, set_rng_seed
 from .reductions import (
     bn_aggr,
@@ -80,12 +81,14 @@ __all__ = [
     "nc_find_index8",
     "nc_match_replace8",
     "nc_matmul",
+    "nc_matmul_mx",
     "nc_n_gather",
     "nc_stream_shuffle",
     "nc_transpose",
     "nc_version",
     "nonzero_with_count",
     "oob_mode",
+    "quantize_mx",
     "rand2",
     "rand_get_state",
     "rand_set_state",

@@ -43,9 +43,7 @@ def accumulate(
     if command in (kind.reduce, kind.reset_reduce, kind.load_reduce):
         state = registers.get(ins.engine)
         if state is None or state[0].shape[0] != partitions:
-            refuse(
-                "accumulator", f"{ins.op}: the accumulator of {ins.engine} holds nothing for {partitions} partitions"
-            )
+            refuse("accumulator", f"{ins.op}: the accumulator of {ins.engine} holds nothing for {partitions} partitions")
         if state[2] != op.name:
             refuse("accumulator", f"{ins.op}: the accumulator was started with nl.{state[2]} and goes on with {op}")
         value = op.compute(state[0], reduce_rows(op, x)) if ins.data else state[0]

@@ -34,9 +34,7 @@ def activation(
     need(op.activation is not None and op.name != "prelu", "operator", f"activation with {op}")
     ins = Instruction("activation", "scalar", name)
     member(reduce_cmd, enums.reduce_cmd, ins.op)
-    need(
-        reduce_cmd is not enums.reduce_cmd.load_reduce, "argument", "activation: reduce_cmd.load_reduce is for VectorE"
-    )
+    need(reduce_cmd is not enums.reduce_cmd.load_reduce, "argument", "activation: reduce_cmd.load_reduce is for VectorE")
     dst, data = ins.out(dst, indirect=True), ins.tile(data, "data", indirect=True)
     ins.same(dst, data)
     factor, known = ins.vector(scale, dst.partitions, "scale")

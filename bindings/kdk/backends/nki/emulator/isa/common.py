@@ -113,6 +113,7 @@ class Instruction:
         output: bool = False,
         indirect: bool = False,
         packed: bool = False,
+        any_start: bool = False,
     ) -> NkiTensor:
         """Check one operand on chip and return it with its run-time offset applied."""
         if not isinstance(t, NkiTensor):
@@ -123,7 +124,7 @@ class Instruction:
         access.open_tile(t)
         view = access.resolve(t)
         assert view is not None
-        self._check_pattern(view, what)
+        self._check_pattern(view, what, any_start)
         if view.indirection is not None:
             need_generation(4, f"{self.op}: tensor indirection")
             need(indirect, "pattern", f"{self.op}: {what} cannot be an indirect view")
@@ -136,17 +137,15 @@ class Instruction:
     def out(self, t: Any, what: str = "dst", memories: tuple = ON_CHIP, **settings: bool) -> NkiTensor:
         return self.tile(t, what, memories, output=True, **settings)
 
-    def _check_pattern(self, t: NkiTensor, what: str) -> None:
+    def _check_pattern(self, t: NkiTensor, what: str, any_start: bool) -> None:
         if t.partitions > 1 and t.strides[0] != t.row_elements:
             refuse("pattern", f"{self.op}: {what} {t} skips or repeats partitions")
-        if not starts_legally(t.partitions, t.start_partition):
+        if not any_start and not starts_legally(t.partitions, t.start_partition):
             refuse("start-partition", f"{self.op}: {what} covers {t.partitions} partitions from {t.start_partition}")
         if len(t.shape) > 2 or t.strides[-1] != 1:
             dims = walk.merge(t.shape[1:], t.strides[1:])
             if len(dims) > 4:
-                refuse(
-                    "pattern", f"{self.op}: {what} {t} has {len(dims)} free dimensions that cannot be merged, limit 4"
-                )
+                refuse("pattern", f"{self.op}: {what} {t} has {len(dims)} free dimensions that cannot be merged, limit 4")
             for size, stride in dims:
                 if len(dims) > 1 and (size > MOST_SIZE or abs(stride) > MOST_STRIDE):
                     refuse(
@@ -244,9 +243,7 @@ class Instruction:
         shape = (t.partitions, t.indirection.count)
         columns = self.columns(t)
         values = self.raw(base).copy()
-        np.put_along_axis(
-            values, columns, np.broadcast_to(np.asarray(x) if raw else round_to(np.asarray(x), t.dtype), shape), 1
-        )
+        np.put_along_axis(values, columns, np.broadcast_to(np.asarray(x) if raw else round_to(np.asarray(x), t.dtype), shape), 1)
         before = access.usable(base)
         states = np.ones(values.shape, bool) if before is True else np.asarray(before).reshape(values.shape).copy()
         np.put_along_axis(states, columns, np.broadcast_to(fine, shape), 1)
@@ -262,9 +259,7 @@ class Instruction:
         else:
             self.put(t, self.f32(source), fine)
 
-    def done(
-        self, cycles: float, *, us: float | None = None, moved: int = 0, hbm: int = 0, flops: int = 0
-    ) -> NkiInstruction:
+    def done(self, cycles: float, *, us: float | None = None, moved: int = 0, hbm: int = 0, flops: int = 0) -> NkiInstruction:
         """Append the record and return the handle."""
         core, operands = self.core, self.writes + self.reads
         access.touch(*operands)

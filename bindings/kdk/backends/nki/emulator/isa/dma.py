@@ -28,9 +28,7 @@ def _side(op: str, t: Any, what: str) -> NkiTensor:
         raise TypeError(f"{op}: {what} must be a tensor, not {type(t).__name__}")
     if t.buffer not in REACHED:
         refuse("memory", f"{op}: {what} {t}; DMA reaches HBM and SBUF only")
-    need(
-        t.indirection is None, "pattern", f"{op}: {what} is an indirect view; use vector_select or .ap(vector_offset=)"
-    )
+    need(t.indirection is None, "pattern", f"{op}: {what} is an indirect view; use vector_select or .ap(vector_offset=)")
     if t.on_chip and t.partitions > 1 and t.strides[0] not in (t.row_elements, 0):
         refuse("pattern", f"{op}: {what} {t} skips partitions")
     access.open_tile(t)
@@ -120,9 +118,7 @@ def _gather(ins: Instruction, dst: NkiTensor, src: NkiTensor, skip: bool) -> Non
     if not ins.data:
         access.check_usable(index, "the index")
         access.touch(index)
-        access.mark(
-            dst, access.usable(access.as_line(src)) is True or np.zeros(dst.shape, bool), WRITTEN, src.storage.poison
-        )
+        access.mark(dst, access.usable(access.as_line(src)) is True or np.zeros(dst.shape, bool), WRITTEN, src.storage.poison)
         return
     addresses, inside = access.gather_addresses(src, skip)
     line = access.as_line(src)
@@ -142,9 +138,7 @@ def _gather(ins: Instruction, dst: NkiTensor, src: NkiTensor, skip: bool) -> Non
     flat_states = states.reshape(dst.shape[0], -1)
     values[inside], flat_states[inside] = x, known
     access.array(dst)[...] = values.reshape(dst.shape)
-    access.mark(
-        dst, True if flat_states.all() else flat_states.reshape(dst.shape), WRITTEN, ins.poison or dst.storage.poison
-    )
+    access.mark(dst, True if flat_states.all() else flat_states.reshape(dst.shape), WRITTEN, ins.poison or dst.storage.poison)
 
 
 def _scatter(ins: Instruction, dst: NkiTensor, x: Any, fine: Any, skip: bool) -> None:
@@ -159,11 +153,7 @@ def _scatter(ins: Instruction, dst: NkiTensor, x: Any, fine: Any, skip: bool) ->
     addresses, inside = access.gather_addresses(dst, skip)
     line = access.as_line(dst)
     access.array(line)[addresses[inside]] = x.reshape(dst.shape[0], -1)[inside]
-    states = (
-        WRITTEN
-        if fine is True
-        else np.where(np.asarray(fine).reshape(dst.shape[0], -1)[inside], WRITTEN, WRITTEN | POISON)
-    )
+    states = WRITTEN if fine is True else np.where(np.asarray(fine).reshape(dst.shape[0], -1)[inside], WRITTEN, WRITTEN | POISON)
     if fine is not True:
         dst.storage.poison = dst.storage.poison or ins.poison or ("uninitialised", call_site())
     if fine is not True or access.usable(line) is not True:
@@ -176,9 +166,7 @@ def _record(ins: Instruction, dst: NkiTensor, src: NkiTensor, share: float = 1.0
     moved = max(dst.size * dst.itemsize, src.size * src.itemsize)
     hbm = sum(t.size * t.itemsize for t in (dst, src) if not t.on_chip)
     chip = [t for t in (dst, src) if t.on_chip]
-    partitions = (
-        min(t.partitions for t in chip) if chip else constants.DMA_ENGINES * constants.PARTITIONS_PER_DMA_ENGINE
-    )
+    partitions = min(t.partitions for t in chip) if chip else constants.DMA_ENGINES * constants.PARTITIONS_PER_DMA_ENGINE
     if moved / partitions < 512:
         ins.core.lint(f"{ins.op} moves {moved // partitions} bytes per partition, less than 512", call_site())
     return ins.done(0, us=dma_us(dst, src, share), moved=moved, hbm=hbm)
@@ -358,9 +346,7 @@ def _sum(ins: Instruction, dst: NkiTensor, srcs: Sequence[NkiTensor]) -> None:
     access.mark(dst, fine, WRITTEN, ins.poison)
 
 
-def _read_modify_write(
-    ins: Instruction, dst: NkiTensor, srcs: Sequence[NkiTensor], indexed: NkiTensor, skip: bool
-) -> None:
+def _read_modify_write(ins: Instruction, dst: NkiTensor, srcs: Sequence[NkiTensor], indexed: NkiTensor, skip: bool) -> None:
     other = srcs[0] if srcs[1] is indexed else srcs[1]
     rows = indexed.shape[0]
     if not ins.data:

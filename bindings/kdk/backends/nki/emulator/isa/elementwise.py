@@ -47,11 +47,7 @@ def memset(dst: NkiTensor, value: Any, engine: Any = enums.engine.unknown, name:
         need(limits.min <= value <= limits.max, "dtype", f"memset {value} into {dst.dtype}")
     if ins.data:
         exact = is_integer(dst.dtype) or is_packed(dst.dtype)
-        fill = (
-            np.asarray(int(value)).astype(NUMPY[dst.dtype])
-            if exact
-            else round_to(np.float32(value).reshape(1, 1), dst.dtype)
-        )
+        fill = np.asarray(int(value)).astype(NUMPY[dst.dtype]) if exact else round_to(np.float32(value).reshape(1, 1), dst.dtype)
         ins.put(dst, np.reshape(fill, (1, 1)), True, raw=True)
     else:
         ins.put(dst, None, True)
@@ -255,9 +251,7 @@ def scalar_tensor_tensor(
     dst, data, operand1 = ins.out(dst), ins.tile(data, "data"), ins.tile(operand1, "operand1")
     ins.same(dst, data, operand1)
     ins.not_both_psum(data, operand1)
-    value, known = (
-        (None, True) if op0.kind == "unary" else ins.vector(operand0, dst.partitions, "operand0", float32=False)
-    )
+    value, known = (None, True) if op0.kind == "unary" else ins.vector(operand0, dst.partitions, "operand0", float32=False)
     fine = meet(ins.usable(data), ins.usable(operand1), known)
     x = None
     if ins.data:

@@ -22,9 +22,7 @@ from .common import NkiInstruction as Handle
 CORE_PARTITIONS = 16  # each of the eight cores sees 16 partitions
 
 
-def _affine(
-    op: str, t: NkiTensor, pattern: Sequence[Sequence[int]], offset: int, channel_multiplier: int
-) -> np.ndarray:
+def _affine(op: str, t: NkiTensor, pattern: Sequence[Sequence[int]], offset: int, channel_multiplier: int) -> np.ndarray:
     """offset + partition * channel_multiplier + the pattern, in 32-bit integers, as (P, N)."""
     for p in pattern:
         need(len(p) == 2 and all(isinstance(v, (int, np.integer)) for v in p), "argument", f"{op}: pattern {pattern}")

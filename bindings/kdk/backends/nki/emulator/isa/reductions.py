@@ -156,9 +156,7 @@ def tensor_scalar_cumulative(
     last = start
     out = None
     if ins.data:
-        steps = np.ascontiguousarray(
-            np.broadcast_to(op0.compute(ins.f32(src), value), (dst.partitions, dst.per_partition)).T
-        )
+        steps = np.ascontiguousarray(np.broadcast_to(op0.compute(ins.f32(src), value), (dst.partitions, dst.per_partition)).T)
         state = start.reshape(-1)
         out = np.empty_like(steps)
         for i, step in enumerate(steps):
@@ -170,9 +168,7 @@ def tensor_scalar_cumulative(
     return ins.done(elementwise(dst.per_partition, factor=2.0))
 
 
-def _cumulative_start(
-    ins: Instruction, op: Operator, imm1: Any, command: Any, partitions: int
-) -> tuple[np.ndarray, Any]:
+def _cumulative_start(ins: Instruction, op: Operator, imm1: Any, command: Any, partitions: int) -> tuple[np.ndarray, Any]:
     kind = enums.reduce_cmd
     if command is kind.reset_reduce:
         return np.full((partitions, 1), op.identity, np.float32), True

@@ -94,9 +94,7 @@ def _check_array(n: str, k: int, m: int, columns: int, dst: NkiTensor, position:
     need(columns <= most, "matmul", f"{n}: moving free size {columns}, limit {most} on gen{generation}")
 
 
-def _check_dtypes(
-    n: str, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, double: bool
-) -> None:
+def _check_dtypes(n: str, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, double: bool) -> None:
     generation = current().generation
     kinds = {stationary.dtype, moving.dtype}
     legal = all(is_float(d) and d != "float8_e8m0fnu" for d in kinds)
@@ -185,11 +183,7 @@ def _check_group(ins: Instruction, dst: NkiTensor, writer: np.ndarray, accumulat
     other = writer == WRITTEN
     if ins.core.generation >= 4 or not other.any():
         return
-    zero = (
-        accumulate is None
-        and ins.data
-        and not ins.f32(dst)[np.broadcast_to(other, (dst.partitions, dst.per_partition))].any()
-    )
+    zero = accumulate is None and ins.data and not ins.f32(dst)[np.broadcast_to(other, (dst.partitions, dst.per_partition))].any()
     if not zero and (ins.data or accumulate):
         refuse("accumulate", f"{ins.op} adds to PSUM content that another instruction wrote")
 
@@ -223,9 +217,7 @@ def _cycles(
     return max(min(64, m), columns) * passes
 
 
-def nc_transpose(
-    dst: NkiTensor, data: NkiTensor, engine: Any = enums.engine.unknown, name: str | None = None
-) -> Handle:
+def nc_transpose(dst: NkiTensor, data: NkiTensor, engine: Any = enums.engine.unknown, name: str | None = None) -> Handle:
     """dst = data.T with the free dimensions flattened; on TensorE into PSUM, on VectorE up to 32 by 32."""
     n = "nc_transpose"
     for t, what in ((dst, "dst"), (data, "data")):

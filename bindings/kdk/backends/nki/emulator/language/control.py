@@ -153,9 +153,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
         def body(value: int | None = value, holder: list = holder) -> None:
             following = body_fun(VirtualRegister(value))
             if not isinstance(following, VirtualRegister):
-                raise TypeError(
-                    f"the body of while_loop returned {following!r}; it returns the next condition register"
-                )
+                raise TypeError(f"the body of while_loop returned {following!r}; it returns the next condition register")
             holder.append(following.read("the condition of while_loop"))
 
         _iterate(loop, body)
@@ -200,7 +198,5 @@ class no_reorder:
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     """Print the values of a tensor at once."""
-    need(
-        tensor.buffer is SBUF or is_hbm(tensor.buffer), "memory", f"device_print of {tensor}; it must be in SBUF or HBM"
-    )
+    need(tensor.buffer is SBUF or is_hbm(tensor.buffer), "memory", f"device_print of {tensor}; it must be in SBUF or HBM")
     print(print_prefix, access.array(tensor) if current().data else tensor)

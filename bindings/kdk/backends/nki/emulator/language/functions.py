@@ -44,9 +44,7 @@ def _binary(op: Operator) -> Callable[..., NkiTensor]:
             refuse("operator", f"nl.{op.name} of {_kind(x)} and {_kind(y)} {ONLY_SIMULATED}")
         t = _result(tile, dtype)
         if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
-            need(
-                x.shape == y.shape, "operator", f"nl.{op.name} of {list(x.shape)} and {list(y.shape)} {ONLY_SIMULATED}"
-            )
+            need(x.shape == y.shape, "operator", f"nl.{op.name} of {list(x.shape)} and {list(y.shape)} {ONLY_SIMULATED}")
             isa.tensor_tensor(t, x, y, op)
         elif tile is x:
             isa.tensor_scalar(t, x, op, y)

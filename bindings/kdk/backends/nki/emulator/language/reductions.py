@@ -79,9 +79,7 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
     """exp(x - max) / sum over all free dimensions."""
     axes = [a % x.ndim for a in ([axis] if isinstance(axis, int) else axis)]
     if axes != list(range(1, x.ndim)):
-        raise NotImplementedError(
-            f"nl.softmax over {axis} of {list(x.shape)}: the emulator has it over all free dimensions"
-        )
+        raise NotImplementedError(f"nl.softmax over {axis} of {list(x.shape)}: the emulator has it over all free dimensions")
     top, powers = allocate((x.shape[0], 1), "float32"), allocate(x.shape, "float32")
     total = allocate((x.shape[0], 1), "float32")
     isa.tensor_reduce(top, OPERATORS["maximum"], x, axes, negate=True)
@@ -105,9 +103,7 @@ def rms_norm(
 ) -> NkiTensor:
     """x / sqrt(sum(x * x) / n + epsilon) * w over all free dimensions."""
     if [a % x.ndim for a in ([axis] if isinstance(axis, int) else axis)] != list(range(1, x.ndim)):
-        raise NotImplementedError(
-            f"nl.rms_norm over {axis} of {list(x.shape)}: the emulator has it over all free dimensions"
-        )
+        raise NotImplementedError(f"nl.rms_norm over {axis} of {list(x.shape)}: the emulator has it over all free dimensions")
     kind = compute_dtype or "float32"
     squares, total = allocate(x.shape, kind), allocate((x.shape[0], 1), "float32")
     isa.activation(
