@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kdk.backends.nki import emulator
+from kdk_bench import nki_conformance_library  # noqa: F401  (registers its cases)
 from kdk_bench.nki_conformance_cases import CASES, Case
 
 
@@ -82,7 +83,7 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
             kernel = getattr(module, case.function)
             args, kwargs, want = case.build(module)
             kernel = kernel if isinstance(kernel, emulator.Kernel) else emulator.jit(kernel)
-            simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target)
+            simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)
             got = simulation(*args, **kwargs)
         row["instructions"] = len(simulation.trace)
         row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)
@@ -93,7 +94,8 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
         row["outcome"] = f"refused as it should be ({error.code})" if expected else f"refused: {error}"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        row["outcome"] = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+        text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+        row["outcome"] = f"refused as it should be ({text})" if case.refused == type(error).__name__ else text
     row["passed"] = row["outcome"] in ("agrees", "runs") or row["outcome"].startswith("refused as")
     row["seconds"] = round(time.perf_counter() - started, 2)
     return row

@@ -26,6 +26,7 @@ class Case:
     target: str = "trn2"
     tolerance: float = 1e-5
     refused: str = ""
+    frontend: str = "tracer"
 
 
 CASES: list[Case] = []
@@ -107,8 +108,10 @@ MATMUL_SHAPES = {
 }
 for _function, (_k, _m, _n) in MATMUL_SHAPES.items():
     for _repository, _file in (("sdk", MATMUL), ("nki-samples", MATMUL_SAMPLE)):
+        # the samples' first three kernels still call tensor_copy(src, dtype=), which NKI 0.3 removed
+        _old = "TypeError" if _repository == "nki-samples" and _m < 512 else ""
 
-        @case(_repository, _function, _file, _function, tolerance=2**-7)
+        @case(_repository, _function, _file, _function, tolerance=2**-7, refused=_old)
         def _matmul(_: Any, k: int = _k, m: int = _m, n: int = _n) -> Built:
             a, b = normal(k, m, dtype=ml_dtypes.bfloat16), normal(k, n, seed=1, dtype=ml_dtypes.bfloat16)
             return (a, b), {}, a.astype(np.float64).T @ b.astype(np.float64)

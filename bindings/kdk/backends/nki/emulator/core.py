@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TARGETS = {"trn1": 2, "inf2": 2, "gen2": 2, "trn2": 3, "gen3": 3, "trn3": 4, "gen4": 4}
 DEFAULT_TARGET = "trn2"
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+FRONTENDS = ("tracer", "parser")
 
 
 def generation_of(target: str | None) -> int:

@@ -46,13 +46,14 @@ def _build() -> ModuleType:
     nki, typing, compiler = (ModuleType(n) for n in ("nki", "nki.typing", "nki.compiler"))
     nki.__doc__ = "NKI, emulated by kdk in NumPy"
     nki.__path__ = []
-    typing.tensor = _Annotation()  # type: ignore[attr-defined]
+    typing.tensor = typing.mutable_tensor = _Annotation()  # type: ignore[attr-defined]
     compiler.CompileConfig, compiler.SpecializationConfig = CompileConfig, SpecializationConfig  # type: ignore[attr-defined]
     attributes = {"jit": jit, "simulate": simulate, "language": language, "isa": isa, "typing": typing}
     attributes |= {"compiler": compiler, "dtype": str}
     for name, value in attributes.items():
         setattr(nki, name, value)
     setattr(nki, _MARK, True)
+    isa.constants = isa  # type: ignore[attr-defined]
     return nki
 
 

@@ -32,9 +32,15 @@ class VirtualRegister(NKIObject):
         error = build_error("loop", "a register was used in Python (if, while, int(), range() or arithmetic)")
         raise TypeError(str(error))
 
-    __bool__ = __int__ = __index__ = __float__ = _no_value  # type: ignore[assignment]
+    __int__ = __index__ = __float__ = _no_value  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = __neg__ = _no_value
     __lt__ = __le__ = __gt__ = __ge__ = _no_value
+
+    def __bool__(self) -> bool:
+        core = running()
+        if core is None or core.frontend != "parser":
+            self._no_value()
+        return self.read("the condition of while") != 0
 
     def read(self, what: str) -> int | None:
         """The value for an instruction; None only in a simulation without data."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import access, blas, core, host
+from . import access, blas, core, host, parser_subset
 from .allocation import check_capacity
 from .core import Core
 from .cost.records import Record
@@ -46,16 +46,20 @@ class Kernel:
         raise RuntimeError("this process emulates NKI and has no Neuron device: use nki.simulate(kernel)(...) or NKI_SIMULATOR=1")
 
 
+COMPILER_ARGUMENTS = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags"}
+
+
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
     compile_config: Any = None,
     specialization_config: Any = None,
-    **unknown: Any,
+    **old: Any,
 ) -> Any:
-    """Mark a function as a kernel."""
+    """Mark a function as a kernel. Of older versions' arguments, those for the compiler only have no effect, as there."""
+    unknown = set(old) - COMPILER_ARGUMENTS
     if unknown:
-        refuse("removed", f"nki.jit({', '.join(unknown)}=)")
+        refuse("removed", f"nki.jit({', '.join(sorted(unknown))}=)")
     if isinstance(fn, Kernel):
         return fn
     return Kernel(fn) if fn is not None else Kernel
@@ -64,14 +68,16 @@ def jit(
 class Simulation:
     """A kernel to be called with arrays. `report` and `trace` tell about the last call."""
 
-    def __init__(self, kernel: Any, target: str | None = None, data: bool = True) -> None:
+    def __init__(self, kernel: Any, target: str | None = None, data: bool = True, frontend: str = "tracer") -> None:
         self.kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
-        self.target, self.data = target, data
+        self.target, self.data, self.frontend = target, data, frontend
         self.report: dict[str, Any] = {}
         self.trace: list[Record] = []
         self.cores: list[Core] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.frontend == "parser":
+            parser_subset.check(self.kernel.function, args, kwargs)
         arguments: dict[int, host.Argument] = {}
         lifted = [self._lift(x, f"arg{i}", arguments) for i, x in enumerate(args)]
         named = {name: self._lift(x, name, arguments) for name, x in kwargs.items()}
@@ -101,7 +107,7 @@ class Simulation:
         generation = core.generation_of(self.target)
         grid = self.kernel.grid
         if grid < 2:
-            single = Core(generation, grid=grid, data=self.data)
+            single = Core(generation, grid=grid, data=self.data, frontend=self.frontend)
             before = core.running()
             core.enter(single)
             try:
@@ -113,7 +119,7 @@ class Simulation:
 
     def _run_pair(self, generation: int, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Core], Any]:
         pair = Pair()
-        cores = [Core(generation, index=i, grid=2, data=self.data, pair=pair) for i in range(2)]
+        cores = [Core(generation, index=i, grid=2, data=self.data, frontend=self.frontend, pair=pair) for i in range(2)]
         returned: list[Any] = [None, None]
         errors: list[BaseException] = []
 
@@ -189,12 +195,15 @@ class Simulation:
         raise build_error("output", text) if unwritten else access.poisoned(t, text)
 
 
-def simulate(kernel: Any, *, target: str | None = None, data: bool = True) -> Simulation:
+def simulate(kernel: Any, *, target: str | None = None, data: bool = True, frontend: str = "tracer") -> Simulation:
     """A kernel to be called with arrays, as nki.simulate(kernel) is.
 
     `target` is trn2 or trn3 (otherwise NEURON_PLATFORM_TARGET_OVERRIDE, otherwise trn2). With data=False every check
     that needs no values runs, and the cost is modelled, without computing anything; the arguments may then be
-    `TensorSpec`s or torch tensors on the meta device.
+    `TensorSpec`s or torch tensors on the meta device. `frontend="parser"` also refuses Python that the front end of
+    NKI 0.2 to 0.6 does not take, and accepts its dynamic loops; "tracer" is that of NKI 0.7.
     """
     core.generation_of(target)
-    return Simulation(kernel, target, data)
+    if frontend not in core.FRONTENDS:
+        raise ValueError(f"frontend {frontend!r}: one of {', '.join(core.FRONTENDS)}")
+    return Simulation(kernel, target, data, frontend)
