@@ -237,7 +237,7 @@ def _depthwise(_: ModuleType) -> Built:
 @case("nki-library", "indexed_flatten", "nkilib.core.subkernels.indexed_flatten", "indexed_flatten", grid=2, **SOURCE)
 def _indexed_flatten(module: ModuleType) -> Built:
     torch = _torch()
-    x = tensor(4, 2048)
+    x = torch.arange(4 * 2048, dtype=torch.int32).reshape(4, 2048)
     offsets = torch.tensor([0, 16, 32, 48], dtype=torch.int32)
     want = reference(module, "indexed_flatten_torch", "indexed_flatten_torch_ref")(x, 128, 8192, offsets)
     return (x, 128, 8192, offsets), {}, want

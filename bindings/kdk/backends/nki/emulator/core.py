@@ -34,7 +34,8 @@ def generation_of(target: str | None) -> int:
 class Loop:
     """A dynamic loop being run. The hardware has one copy of its body, so every iteration must look like the first."""
 
-    outer: tuple[int, ...]
+    site: str
+    iterations: int = 0
     signature: list[tuple] | None = None
 
 
@@ -54,6 +55,7 @@ class Core:
     accumulators: dict[str, tuple[Any, Any, str] | None] = field(default_factory=dict)
     loops: list[int] = field(default_factory=list)
     loop_count: int = 0
+    trips: list[tuple[str, int]] = field(default_factory=list)  # dynamic loops run, with their iterations
     no_reorder: int = 0
     shared_count: int = 0
     lints: dict[str, list[str]] = field(default_factory=dict)

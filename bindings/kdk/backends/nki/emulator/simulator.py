@@ -141,11 +141,7 @@ class Simulation:
             thread.join()
         if errors:
             raise errors[0]
-        first, second = ([r.op for r in c.trace] for c in cores)
-        if first != second:
-            at = next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
-            ops = [c.trace[at].op + " at " + c.trace[at].site if at < len(c.trace) else "nothing" for c in cores]
-            refuse("lnc", f"the cores ran different instructions: number {at} is {ops[0]} on core 0 and {ops[1]} on core 1")
+        _compare_cores(*cores)
         return cores, returned[0]
 
     def _results(self, returned: Any, arguments: list[host.Argument]) -> Any:
@@ -193,6 +189,17 @@ class Simulation:
         what = "were never written" if unwritten else "come from data that may not be used"
         text = f"{int((~fine).sum())} of {t.size} elements of output {t} {what}, the first at {where}"  # type: ignore[operator]
         raise build_error("output", text) if unwritten else access.poisoned(t, text)
+
+
+def _compare_cores(first: Core, second: Core) -> None:
+    """The cores must agree on their dynamic control flow; static differences are legal, but idle one of them."""
+    if first.trips != second.trips:
+        pairs = zip([*first.trips, "nothing"], [*second.trips, "nothing"])
+        ours, theirs = next(p for p in pairs if p[0] != p[1])
+        refuse("lnc", f"the dynamic loops of the cores differ: {ours} on core 0, {theirs} on core 1")
+    ops = [[r.op for r in c.trace] for c in (first, second)]
+    if ops[0] != ops[1]:
+        first.lint(f"the cores run {len(ops[0])} and {len(ops[1])} instructions, not the same ones", "kernel")
 
 
 def simulate(kernel: Any, *, target: str | None = None, data: bool = True, frontend: str = "tracer") -> Simulation:

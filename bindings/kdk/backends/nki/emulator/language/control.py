@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import access
 from ..core import Loop, current
-from ..errors import build_error, need, refuse
+from ..errors import build_error, call_site, need, refuse
 from ..memory import PARTITIONS, PSUM, PSUM_BANK, PSUM_BANKS, SBUF, SBUF_BYTES
 from ..objects import NKIObject, VirtualRegister
 from ..tensor import NkiTensor, is_hbm
@@ -101,6 +101,7 @@ def _iterate(loop: Loop, body: Callable[[], Any]) -> Any:
     """One iteration. The hardware repeats one copy of the body, so Python must not make it different each time."""
     core = current()
     core.loop_count += 1
+    loop.iterations += 1
     core.loops.append(core.loop_count)
     first = len(core.trace)
     try:
@@ -122,7 +123,11 @@ def _iterate(loop: Loop, body: Callable[[], Any]) -> Any:
 def _open(what: str) -> Loop:
     core = current()
     need(not core.no_reorder, "loop", f"{what} inside nl.no_reorder()")
-    return Loop(tuple(core.loops))
+    return Loop(call_site())
+
+
+def _close(loop: Loop) -> None:
+    current().trips.append((loop.site, loop.iterations))
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], None], step: int = 1) -> None:
@@ -138,6 +143,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[VirtualRegister], None
     for i in [None] if unknown else range(first, end, step):  # type: ignore[arg-type, list-item]
         result = _iterate(loop, lambda i=i: body_fun(VirtualRegister(i, frozen=True)))  # type: ignore[misc]
         need(result is None, "loop", f"the body of fori_loop returned {result!r}; it returns nothing")
+    _close(loop)
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
@@ -147,6 +153,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     loop, value = _open("while_loop"), init.read("init of while_loop")
     for _ in range(MOST_ITERATIONS):
         if value == 0:
+            _close(loop)
             return
         holder: list[int | None] = []
 
@@ -159,6 +166,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
         _iterate(loop, body)
         value = holder[0]
         if value is None:
+            _close(loop)
             return
     raise build_error("loop", f"while_loop ran {MOST_ITERATIONS} times")
 
@@ -178,11 +186,13 @@ def _dynamic_iterations(loop: Loop, first: int | None, end: int | None, step: in
     unknown = first is None or end is None
     for i in [None] if unknown else range(first, end, step):  # type: ignore[arg-type, list-item]
         core.loop_count += 1
+        loop.iterations += 1
         core.loops.append(core.loop_count)
         try:
             yield VirtualRegister(i, frozen=True)
         finally:
             core.loops.pop()
+    _close(loop)
 
 
 class no_reorder:
