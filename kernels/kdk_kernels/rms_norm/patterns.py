@@ -65,6 +65,11 @@ def forward_in_input_dtype(self: Any, x: Tensor) -> Tensor:
     return kdk.ops.rms_norm(x, _weight(self, x), _eps(self))
 
 
+def forward_in_weight_dtype(self: Any, x: Tensor) -> Tensor:
+    """T5's: the result has the dtype of the weight."""
+    return forward_in_wider_dtype(self, x).to(self.weight.dtype)
+
+
 def forward_one_plus_weight(self: Any, x: Tensor) -> Tensor:
     """Gemma's: times 1 + weight; the result has the dtype of x."""
     return kdk.ops.rms_norm(x, _weight(self, x), _eps(self), 1.0)
@@ -101,7 +106,7 @@ MODULES = (
     ModulePattern(
         classes=r".*Norm(1d|2d|3d|Gated)?",
         attributes=("weight",),
-        forwards=(forward_in_wider_dtype, forward_in_input_dtype, forward_one_plus_weight),
+        forwards=(forward_in_wider_dtype, forward_in_input_dtype, forward_in_weight_dtype, forward_one_plus_weight),
         trials=_trials,
         refuse=_refuse,
     ),
