@@ -55,5 +55,9 @@ class FallbackWarning(UserWarning):
     """An implementation that was asked for, or that is the platform's own, refused a call; another one ran."""
 
 
+class UsageWarning(UserWarning):
+    """An environment variable names something that kdk does not know, or not yet."""
+
+
 class ProviderWarning(UserWarning):
     """A package announced operators and could not be loaded."""

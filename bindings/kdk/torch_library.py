@@ -197,6 +197,8 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
             reason = "use"
         elif maybe_current_level() is not None:  # vmap, grad, jvp
             reason = "torch.func"
+            if impl.endswith("!") and impl != "!":
+                raise RefusedError("KDK-REFUSED", f"{name}: no kernel runs under torch.func, only the reference", value=impl)
         if fixed and not reason and torch.is_grad_enabled():
             argument = not_differentiable(args, kwargs)
             if argument:
