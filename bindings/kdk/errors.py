@@ -17,7 +17,8 @@ class KdkError(Exception):
             text += f"; {limit}"
         if way_out:
             text += f". Way out: {way_out}"
-        super().__init__(text)
+        self.text = text
+        self.args = (text,)  # dynamo cannot trace super().__init__ here
 
     def __reduce__(self) -> tuple[Any, ...]:  # the keyword arguments would be lost on the way to another process
         return _rebuild, (type(self), self.code, self.problem, self.value, self.limit, self.way_out)

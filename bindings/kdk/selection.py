@@ -32,7 +32,6 @@ class Choice(NamedTuple):
     strict: bool
 
 
-@functools.cache
 def parse(text: str) -> Choice:
     """The choice that `text` stands for; raises UsageError for anything else."""
     strict = text.endswith("!")
