@@ -113,7 +113,8 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-np.clip(x, -88, None)))
+    with np.errstate(over="ignore"):  # exp overflows to infinity, and the result is 0
+        return 1 / (1 + np.exp(-x))
 
 
 def _density(x: np.ndarray) -> np.ndarray:
