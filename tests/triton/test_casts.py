@@ -7,7 +7,6 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
-
 from kdk.backends.triton.simulate import interpret  # noqa: E402
 
 FORMATS = {
@@ -62,7 +61,7 @@ def float32_sample(dtype: torch.dtype) -> torch.Tensor:
 
 
 def nearest(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Round to nearest even by search among all values of the format: an oracle that shares no code with any library's cast."""
+    """Round to nearest even by search among all values of the format: shares no code with any cast."""
     codes = every_value(dtype)
     values = codes.double().numpy()
     finite = np.isfinite(values)
