@@ -93,7 +93,7 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def refused(code: str, match: str = "") -> Iterator[None]:
+def refused(code: str, match: str | None = None) -> Iterator[None]:
     with pytest.raises(emulator.NkiValidationError, match=match) as caught:
         yield
     assert caught.value.code == code, str(caught.value)
