@@ -88,9 +88,7 @@ def _is_first(shape: tuple[int, ...], interleaved: bool) -> jax.Array:
 def _block_tokens(tensors: list[jax.Array]) -> int:
     """As many tokens as VMEM holds: inputs and outputs twice (the next block is fetched meanwhile), and two
     intermediates in float32, with the lanes padded to 128."""
-    per_token = sum(
-        x.shape[1] * pl.cdiv(x.shape[2], 128) * 128 * (4 * x.dtype.itemsize + 2 * 4) for x in tensors
-    )
+    per_token = sum(x.shape[1] * pl.cdiv(x.shape[2], 128) * 128 * (4 * x.dtype.itemsize + 2 * 4) for x in tensors)
     fitting = 2 ** int(math.log2(max(VMEM_BUDGET // per_token, MIN_BLOCK_TOKENS)))
     return min(fitting, MAX_BLOCK_TOKENS, tensors[0].shape[0])
 

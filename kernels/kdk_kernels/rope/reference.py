@@ -1,4 +1,4 @@
-"""Rotary position embedding in plain PyTorch: what every kernel of this operator is compared with."""
+"""rope in plain torch: the semantics every kernel is checked against."""
 
 from typing import Optional
 
@@ -7,40 +7,38 @@ from torch import Tensor
 
 from kdk.errors import InputError
 
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions.
 
-    B sequences, S tokens, Hq query heads, Hk key heads, D elements per head, of which the first R rotate (R <= D).
-    Element i of the rotating part turns together with its partner: i + R/2 when the halves are split
-    (``interleaved=False``: Llama, Qwen, GPT-NeoX), the other one of (2i, 2i + 1) when they are interleaved
-    (``interleaved=True``: GPT-J, GLM)::
+    B sequences of S tokens, Hq query heads, Hk key heads, D elements per head, of which the first R turn; the last D - R pass
+    through unchanged. An element turns together with its partner: i with i + R/2 in the usual, half-split pairing (Llama,
+    Qwen, GPT-NeoX), 2i with 2i + 1 in the interleaved one (GPT-J, GLM, Meta's own Llama code):
 
         out[first]  = x[first]  * cos[first]  - x[second] * sin[first]
         out[second] = x[second] * cos[second] + x[first]  * sin[second]
 
-    The last D - R elements of every head pass through unchanged. Both members of a pair read their own entry of the
-    tables, so tables whose halves differ are honoured, as in transformers' ``x * cos + rotate_half(x) * sin``.
+    Each member of a pair reads its own entry of the tables, as in x * cos + rotate_half(x) * sin of transformers. For the
+    interleaved pairing the tables are interleaved too: angles.repeat_interleave(2, -1), where transformers' GLM passes halves.
+
+    Computed in float32 (float64 for float64) and rounded once. Semantics: J. Su et al., "RoFormer" (arXiv 2104.09864). The
+    position is as exact as the tables: in bfloat16 they, and not the operator, set the error; float32 tables cost little.
 
     Args:
-        q: queries, (B, S, Hq, D), or (S, Hq, D) without a batch.
-        k: keys, (B, S, Hk, D), or (S, Hk, D) without a batch; the dtype of ``q``.
-        cos: cosines of the angles, (B or 1, S, R), or (S, R) without a batch; R is even. In the dtype of ``q`` or
-            in float32.
-        sin: sines, in the shape and dtype of ``cos``.
-        interleaved: how the rotating elements pair up.
+        q: (B, S, Hq, D), or (S, Hq, D) without a batch; float32, bfloat16, float16 or float64. Any strides: slices of a fused
+            projection are taken without a copy in Triton and NKI; a Pallas kernel takes contiguous arrays only.
+        k: (B, S, Hk, D), or (S, Hk, D); dtype and device of q.
+        cos: (B or 1, S, R), or (S, R) without a batch; R even, at most D; the dtype of q, or float32.
+        sin: shape, dtype and device of cos.
+        interleaved: which elements are partners.
 
     Returns:
-        q_out, k_out: in the shapes and the dtype of ``q`` and ``k``.
+        q_out, k_out: like q and k, contiguous.
 
     Raises:
-        kdk.errors.InputError: the shapes or dtypes do not fit together.
+        kdk.errors.InputError: shapes, dtypes or devices that do not fit.
 
-    Source: Su et al., RoFormer (arXiv:2104.09864), with the pairing of GPT-NeoX and of GPT-J.
-    Accuracy: computed in float32 (float64 for float64 inputs) and rounded once. Tables in a 16-bit dtype cost more
-    accuracy than the operator does: an angle of a far position is only as good as its table.
+    Gradients: q and k. Each reads the tables alone.
     """
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
@@ -54,10 +52,9 @@ def rope_backward(
     interleaved: bool,
     needs: str,
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """The gradients of ``q`` and ``k``: the transposed rotation of the gradients of the outputs.
+    """Gradients of `rope` with respect to q and k: the transposed rotation, whose sines are swapped within a pair and negated.
 
-    An output to which nothing flowed back (None) gives None for its input. The transposed rotation is the rotation
-    whose sines are negated and swapped within each pair.
+    An output that nothing flowed back to (None) gives None for its input.
     """
     cos, sin = cos.unsqueeze(-2), -_swap(sin, interleaved).unsqueeze(-2)
     needed = needs.split(",")
@@ -67,7 +64,36 @@ def rope_backward(
 
 
 def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
-    """Refuse shapes, dtypes and devices that the operator does not take."""
+    """Raise InputError unless the arguments are what `rope` takes."""
+    if q.dim() not in (3, 4) or not q.is_floating_point():
+        limit = "floating point, (B, S, Hq, D) or (S, Hq, D)"
+        raise InputError("ROPE-Q", "rope: q", value=f"{q.dtype} of shape {tuple(q.shape)}", limit=limit)
+    if k.dtype != q.dtype or k.device != q.device:
+        limit = f"q has {q.dtype} on {q.device}"
+        raise InputError("ROPE-K", "rope: k has another dtype or device", value=f"{k.dtype} on {k.device}", limit=limit)
+    if k.dim() != q.dim() or k.shape[:-2] != q.shape[:-2] or k.shape[-1] != q.shape[-1]:
+        limit = f"q is {tuple(q.shape)}; only the number of heads, the last but one, may differ"
+        raise InputError("ROPE-K", "rope: k does not fit q", value=tuple(k.shape), limit=limit)
+    _check_tables(q, cos, sin)
+
+
+def _check_tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
+    if cos.shape != sin.shape or cos.dtype != sin.dtype or cos.device != q.device or sin.device != q.device:
+        value = f"{cos.dtype} {tuple(cos.shape)} on {cos.device} and {sin.dtype} {tuple(sin.shape)} on {sin.device}"
+        limit = f"one shape and dtype, on {q.device} like q"
+        raise InputError("ROPE-TABLES", "rope: cos and sin differ", value=value, limit=limit)
+    if cos.dtype != q.dtype and cos.dtype != torch.float32:
+        limit = f"q has {q.dtype}; the tables have the same or torch.float32"
+        raise InputError("ROPE-TABLES", "rope: cos and sin have another dtype", value=cos.dtype, limit=limit)
+    if cos.dim() != q.dim() - 1 or cos.shape[-2] != q.shape[-3] or (q.dim() == 4 and cos.shape[0] not in (1, q.shape[0])):
+        rows = f"({q.shape[0]} or 1, {q.shape[1]}, R)" if q.dim() == 4 else f"({q.shape[0]}, R)"
+        limit = f"{rows} for q {tuple(q.shape)}"
+        way_out = "unsqueeze(0) a table that all sequences share" if q.dim() == 4 and cos.dim() == 2 else ""
+        raise InputError("ROPE-TABLES", "rope: cos and sin do not fit q", value=tuple(cos.shape), limit=limit, way_out=way_out)
+    if cos.shape[-1] % 2 or cos.shape[-1] > q.shape[-1]:
+        limit = f"R, their last dimension, is even and at most D = {q.shape[-1]}"
+        way_out = "every element that turns has an entry of its own: torch.cat((half, half), -1) makes a table from half a table"
+        raise InputError("ROPE-R", "rope: the size of cos and sin", value=cos.shape[-1], limit=limit, way_out=way_out)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -21,9 +21,7 @@ def new_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def rotate(
-    jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool
-) -> None:
+def rotate(jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> None:
     """Write the rotation of one or two tensors (..., S, H, D) into their outputs, in one launch."""
     first, second = jobs[0], jobs[-1]
     (x, x_out), (y, y_out) = ([_with_batch(t, 4) for t in job] for job in (first, second))
@@ -143,9 +141,7 @@ def _rotate_heads(
 ):  # fmt: skip
     """All heads of one token, BLOCK at a time."""
     for start in range(0, HEADS, BLOCK):
-        x_1, x_2 = _load_pairs(
-            row, head_stride, dim_stride, start, HEADS, BLOCK, ROTARY, BLOCK_PAIRS, INTERLEAVED
-        )
+        x_1, x_2 = _load_pairs(row, head_stride, dim_stride, start, HEADS, BLOCK, ROTARY, BLOCK_PAIRS, INTERLEAVED)
         _store_pairs(
             out_row, out_head_stride, start, x_1 * cos_1 - x_2 * sin_1, x_2 * cos_2 + x_1 * sin_2,
             HEADS, BLOCK, ROTARY, BLOCK_PAIRS, INTERLEAVED,
