@@ -203,7 +203,7 @@ def _run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed
     got = run()
     reason, ratio, telling = expected.judge(got, pools)
     if not reason and twice:
-        reason = _second_run(operator, row, problem, place, seed, run, got)
+        reason = _second_run(operator, row, problem, place, seed, pools, run, got)
     if not reason and not all(same_bits(a, b) for a, b in zip(expected.call.storages, before)):
         reason = "an input was written to"
     if not reason and place.moved and not all(same_bits(a, b) for a, b in _tensor_pairs(args, expected.call.args)):
@@ -219,21 +219,28 @@ def _tensor_pairs(left: tuple[Any, ...], right: tuple[Any, ...]) -> Iterator[tup
 
 
 def _second_run(
-    operator: Operator, row: Row, problem: Problem, place: Place, seed: int, run: Callable[[], Any], got: tuple[Tensor | None, ...]
+    operator: Operator,
+    row: Row,
+    problem: Problem,
+    place: Place,
+    seed: int,
+    pools: dict[str, Pool],
+    run: Callable[[], Any],
+    got: tuple[Tensor | None, ...],
 ) -> str:
-    """Run other inputs, then the same again: a buffer kept from call to call, or a race, shows."""
+    """Run other inputs, then the same again: a result or a buffer kept from call to call, or a race, shows."""
     kept = [None if t is None else t.clone() for t in got]
     other = Expectation(operator, row, problem, seed + 1)
     torch_op = operator.forward if row.direction == "forward" else operator.backward
-    with torch.no_grad():
-        torch_op(*place.move(other.call.args), impl=place.impl)
-    again = run()
-    for name, first, copy, second in zip(other.call.names, got, kept, again):
-        if first is None or copy is None or second is None:
-            continue
-        if not same_bits(first, copy):
+    with torch.no_grad(), poisoned_memory():
+        reason, _, _ = other.judge(_outputs(torch_op(*place.move(other.call.args), impl=place.impl)), pools)
+    if reason:
+        return f"second call, with other values: {reason}"
+    for name, first, copy in zip(other.call.names, got, kept):
+        if first is not None and copy is not None and not same_bits(first, copy):
             return f"{name}: a later call changed this result: a buffer is kept from call to call"
-        if operator.op.deterministic and not same_bits(second, copy):
+    for name, copy, second in zip(other.call.names, kept, run()):
+        if copy is not None and second is not None and operator.op.deterministic and not same_bits(second, copy):
             return f"{name}: two runs on equal inputs differ, although the operator is declared deterministic"
     return ""
 

@@ -195,14 +195,14 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
         candidates, strict = plans.get((impl, device)) or make_plan(impl, device)
         for candidate in candidates:
             if candidate.refuse is not None:
-                reason = candidate.refuse(args)
-                if reason is not None:
-                    candidate.refused(reason, strict)
-                    continue
                 if candidate.key.implementation in LANGUAGES and any(isinstance(a, Tensor) and a.numel() == 0 for a in args):
                     candidate = candidates[-1]  # nothing to launch: the reference knows the shapes
                     recording.count(candidate.key._replace(reason="empty input"))
                     return no_nones(candidate.function(*args), args)  # type: ignore[misc]
+                reason = candidate.refuse(args)
+                if reason is not None:
+                    candidate.refused(reason, strict)
+                    continue
             recording.count(candidate.key)
             return no_nones(candidate.function(*args), args)  # type: ignore[misc]
         raise AssertionError("the reference refuses nothing")

@@ -17,7 +17,8 @@ class KdkError(Exception):
             text += f"; {limit}"
         if way_out:
             text += f". Way out: {way_out}"
-        super().__init__(text)
+        self.text = text
+        self.args = (text,)  # dynamo cannot trace super().__init__ here
 
     def __reduce__(self) -> tuple[Any, ...]:  # the keyword arguments would be lost on the way to another process
         return _rebuild, (type(self), self.code, self.problem, self.value, self.limit, self.way_out)
@@ -53,6 +54,10 @@ class SimulationError(KdkError, RuntimeError):
 
 class FallbackWarning(UserWarning):
     """An implementation that was asked for, or that is the platform's own, refused a call; another one ran."""
+
+
+class UsageWarning(UserWarning):
+    """An environment variable names something that kdk does not know, or not yet."""
 
 
 class ProviderWarning(UserWarning):

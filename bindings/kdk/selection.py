@@ -15,11 +15,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kdk import registry
 from kdk.backends import LANGUAGES, TARGETS
 from kdk.errors import UsageError
 
 IMPLEMENTATIONS = ("reference", "torch", *LANGUAGES)
-EVERY, STRICT = "*", "!"  # keys of a choice beside the operators' names
+EVERY, STRICT, OUTER = "*", "!", "^"  # keys of a choice beside the operators' names; OUTER: the choice around this one
+_ALL = f"there are {', '.join(IMPLEMENTATIONS)}"
 
 
 class Choice(NamedTuple):
@@ -30,15 +32,12 @@ class Choice(NamedTuple):
     strict: bool
 
 
-@functools.cache
 def parse(text: str) -> Choice:
     """The choice that `text` stands for; raises UsageError for anything else."""
     strict = text.endswith("!")
     name, _, target = text.removesuffix("!").partition("@")
     if name and name not in IMPLEMENTATIONS:
-        raise UsageError(
-            "KDK-IMPLEMENTATION", "unknown implementation", value=repr(name), limit=f"there are {', '.join(IMPLEMENTATIONS)}"
-        )
+        raise UsageError("KDK-IMPLEMENTATION", "unknown implementation", value=repr(name), limit=_ALL)
     if target and TARGETS.get(target) != name:
         of_name = LANGUAGES[name].targets if name in LANGUAGES else ()
         limit = f"{name or 'the default order'} has {', '.join(of_name) or 'no targets'}"
@@ -50,7 +49,7 @@ class _Local(threading.local):
     """Per thread. The attribute is set in __init__: dynamo reads a class attribute without a guard, which reuses wrong graphs."""
 
     def __init__(self) -> None:
-        self.choice: dict[str, str] = {}
+        self.choice: dict[str, Any] = {}
 
 
 LOCAL = _Local()
@@ -62,22 +61,22 @@ def current(name: str) -> str:
     choice = LOCAL.choice
     if not choice and not DEFAULT:
         return ""
-    impl = choice.get(name) or choice.get(EVERY) or DEFAULT.get(name) or DEFAULT.get(EVERY) or ""
-    return impl + (choice.get(STRICT) or DEFAULT.get(STRICT) or "")
+    impl = choice.get(name, choice.get(EVERY, DEFAULT.get(name, DEFAULT.get(EVERY, ""))))
+    return impl + choice.get(STRICT, DEFAULT.get(STRICT, ""))
 
 
 def _checked(everything: str | None, each: dict[str, str]) -> dict[str, str]:
+    """A choice from what a user wrote. Traced by dynamo too: `with use(rms_norm="triton")` may stand in a compiled function."""
     new = dict(each)
     if everything is not None:
         new[EVERY] = everything
     for text in new.values():
-        if not text or text.endswith("!"):
-            raise UsageError("KDK-IMPLEMENTATION", "unknown implementation", value=repr(text))
+        if not isinstance(text, str) or not text or text.endswith("!"):
+            raise UsageError("KDK-IMPLEMENTATION", "unknown implementation", value=repr(text), limit=_ALL)
         parse(text)
-    if each:
-        from kdk import registry
-
-        registry.require(each)
+    for name in each:
+        if name not in registry.OPERATORS:
+            registry.require([name])
     return new
 
 
@@ -93,15 +92,15 @@ class use:
         self.new = _checked(everything, each)
 
     def __enter__(self) -> None:
-        self.old = LOCAL.choice
+        old = LOCAL.choice
         if EVERY in self.new:
-            kept = {STRICT: self.old[STRICT]} if STRICT in self.old else {}
-            LOCAL.choice = {**kept, **self.new}
+            kept = {STRICT: old[STRICT]} if STRICT in old else {}
         else:
-            LOCAL.choice = {**self.old, **self.new}
+            kept = old
+        LOCAL.choice = {**kept, **self.new, OUTER: old}  # not in self: one object may be entered twice, or by two threads
 
     def __exit__(self, *exc: object) -> None:
-        LOCAL.choice = self.old
+        LOCAL.choice = LOCAL.choice[OUTER]
 
 
 class simulate(use):
@@ -120,11 +119,11 @@ class strict:
     """Inside, a refusal raises RefusedError instead of moving on to the next implementation. KDK_STRICT=1: everywhere."""
 
     def __enter__(self) -> None:
-        self.old = LOCAL.choice
-        LOCAL.choice = {**self.old, STRICT: "!"}
+        old = LOCAL.choice
+        LOCAL.choice = {**old, STRICT: "!", OUTER: old}
 
     def __exit__(self, *exc: object) -> None:
-        LOCAL.choice = self.old
+        LOCAL.choice = LOCAL.choice[OUTER]
 
 
 def set_default(everything: str | None = None, /, **each: str) -> None:
@@ -138,8 +137,10 @@ def set_default(everything: str | None = None, /, **each: str) -> None:
 
 
 def bind(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, to be run later under the choice in force now."""
-    now = {**DEFAULT, **LOCAL.choice}
+    """`function`, to be run later under the choice in force now, whatever is in force then."""
+    choice = LOCAL.choice
+    outside = {STRICT: DEFAULT.get(STRICT, "")} if EVERY in choice else {EVERY: "", STRICT: "", **DEFAULT}
+    now = {**outside, **choice}
 
     @functools.wraps(function)
     def bound(*args: Any, **kwargs: Any) -> Any:
@@ -153,12 +154,17 @@ def bind(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_environment() -> None:
-    """KDK_USE="triton" or KDK_USE="rms_norm=reference,rope=torch"; KDK_STRICT=1."""
+    """KDK_USE="triton" or KDK_USE="rms_norm=reference,rope=torch"; KDK_STRICT=1.
+
+    Raises UsageError. The operators' names are not known yet: `kdk.ops` warns of those that are none.
+    """
     for part in filter(None, os.environ.get("KDK_USE", "").split(",")):
         name, _, value = part.rpartition("=")
-        parse(value.strip())
-        DEFAULT[name.strip() or EVERY] = value.strip()
-    if os.environ.get("KDK_STRICT", "0") not in ("", "0"):
+        DEFAULT[name.strip() or EVERY] = _checked(value.strip(), {})[EVERY]
+    flag = os.environ.get("KDK_STRICT", "0")
+    if flag not in ("", "0", "1"):
+        raise UsageError("KDK-STRICT", "KDK_STRICT", value=repr(flag), limit="1 (strict) or 0")
+    if flag == "1":
         DEFAULT[STRICT] = "!"
 
 

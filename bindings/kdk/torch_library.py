@@ -22,7 +22,7 @@ from torch._C._functorch import maybe_current_level
 
 from kdk import recording
 from kdk.dispatch import body, contiguous_and_new, no_nones
-from kdk.errors import GradientError, RefusedError
+from kdk.errors import GradientError, KdkError, RefusedError
 from kdk.op import Op
 from kdk.recording import Key
 from kdk.selection import current
@@ -167,6 +167,17 @@ def _note_inlined(name: str, reason: str) -> bool:
 _note_inlined._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _check_traced(check: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Of an exception that leaves a graph, dynamo shows the type and the positional arguments: make the text one.
+
+    Without fullgraph=True the code runs again, untraced, and raises the error itself.
+    """
+    try:
+        check(*args, **kwargs)
+    except KdkError as error:
+        raise ValueError(error.text) from None
+
+
 def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     """The public function: traced by dynamo, so that the choice it reads is guarded and becomes a constant of the graph."""
     name, outputs, saved, inline = op.name, len(op.outputs), len(op.saved), op.kind != "algorithmic"
@@ -197,18 +208,23 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
             reason = "use"
         elif maybe_current_level() is not None:  # vmap, grad, jvp
             reason = "torch.func"
+            if impl.endswith("!") and impl != "!":
+                raise RefusedError("KDK-REFUSED", f"{name}: no kernel runs under torch.func, only the reference", value=impl)
         if fixed and not reason and torch.is_grad_enabled():
             argument = not_differentiable(args, kwargs)
             if argument:
                 reason = f"gradient of {argument}"
                 if impl.endswith("!"):
-                    raise RefusedError("KDK-REFUSED", f"{name} has no kernel for the gradient of its argument", value=argument)
+                    raise RefusedError("KDK-REFUSED", f"{name} has no kernel for the gradient of its argument {argument!r}")
         if not reason:
             if impl:
                 return trim(forward(*args, impl=impl, **kwargs))
             return trim(forward(*args, **kwargs))
         _note_inlined(name, reason)
-        check(*args, **kwargs)
+        if reason == "compile" and torch.compiler.is_dynamo_compiling():
+            _check_traced(check, args, kwargs)
+        else:
+            check(*args, **kwargs)
         return trim(reference(*args, **kwargs))
 
     functools.update_wrapper(call, op.reference)

@@ -56,9 +56,7 @@ def _reduced(arrays: list[Array], inputs: tuple[Any, ...], combine_fn: Any) -> l
     """Halve the first axis until one is left."""
     combine = _combiner(combine_fn, inputs)
     while arrays[0].shape[0] > 1:
-        n = arrays[0].shape[0]
-        pairs = combine([a[0 : n - 1 : 2] for a in arrays], [a[1::2] for a in arrays])
-        arrays = [np.concatenate([p, a[n - 1 :]]) if n % 2 else p for p, a in zip(pairs, arrays)]
+        arrays = combine([a[0::2] for a in arrays], [a[1::2] for a in arrays])
     return [a[0] for a in arrays]
 
 
@@ -71,8 +69,8 @@ def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = Fal
     combine = _combiner(combine_fn, inputs)
     step = 1
     while step < arrays[0].shape[0]:  # after a step, every element covers twice as many that precede it
-        moved = combine([a[:-step] for a in arrays], [a[step:] for a in arrays])
-        arrays = [np.concatenate([a[:step], m]) for a, m in zip(arrays, moved)]
+        moved = combine([np.roll(a, step, axis=0) for a in arrays], arrays)
+        arrays = [np.concatenate([a[:step], m[step:]]) for a, m in zip(arrays, moved)]
         step *= 2
     if reverse:
         arrays = [a[::-1] for a in arrays]

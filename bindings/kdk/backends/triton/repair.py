@@ -147,7 +147,7 @@ class _SmallFloats(_Builder):
             return super().create_fma(x, y, z)
         return _handle(fused_multiply_add(x.data, y.data, z.data), z.dtype)
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
         kind = ptrs.get_element_ty()
         dtype = numpy_dtype(kind)
         fill = np.zeros(ptrs.data.shape, dtype) if other is None else np.broadcast_to(other.data, ptrs.data.shape)
@@ -155,7 +155,7 @@ class _SmallFloats(_Builder):
         data = _memory().load(ptrs.data, lanes(mask, ptrs.data.shape), np.ascontiguousarray(fill).view(raw), raw)
         return _handle(data.view(dtype), kind)
 
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
         data = np.broadcast_to(value.data.astype(numpy_dtype(ptrs.get_element_ty()), copy=False), ptrs.data.shape)
         return _memory().store(ptrs.data, np.ascontiguousarray(bits(data)), lanes(mask, ptrs.data.shape))
 

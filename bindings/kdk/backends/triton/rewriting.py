@@ -1,9 +1,10 @@
 """Turns the source of a @triton.jit function into a Python function that NumPy can run.
 
-Triton's compiler makes a tensor of every assigned number, and understands `a < b < c` on tensors; plain Python does
-neither. Triton's own interpreter rewrites the syntax tree for that, and so does this module, with two differences:
-the names that the rewritten code needs are closure variables, so the globals of the kernel's module stay as they
-are, and the variables that the kernel itself closes over keep their cells.
+Triton's compiler makes a tensor of every assigned number and gives `and`, `or`, `not` and `a < b < c` a meaning on
+tensors; Python asks a tensor for its truth instead, which for a block is wrong without a word. Triton's own interpreter
+rewrites the assignments (and since 3.9 the chained comparisons); this module adds the rest. The names that the
+rewritten code needs are closure variables, so the globals of the kernel's module stay as they are, and what the kernel
+itself closes over keeps its cells.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _rewrite(kernel: Any, semantic: Any) -> Callable[..., Any]:
     from triton.runtime import interpreter as stock
 
     original = kernel.fn
-    added = {"interpreter_semantic": semantic}
+    added = {"interpreter_semantic": semantic, "_kdk_and": _and, "_kdk_or": _or, "_kdk_not": _not, "_kdk_branch": _branch}
     comparison = getattr(stock, "_InterpreterComparison", None)
     if comparison is not None:
         added["_InterpreterComparison"] = comparison
@@ -45,7 +46,7 @@ def _rewrite(kernel: Any, semantic: Any) -> Callable[..., Any]:
     assert isinstance(definition, ast.FunctionDef)
     if comparison is None:
         _refuse_chained_comparisons(definition)
-    tree = stock.ASTTransformer().visit(tree)
+    tree = stock.ASTTransformer().visit(_Truth().visit(tree))
     # Its own name must stay a global name inside it, or a kernel could not mention itself.
     definition.name, definition.decorator_list, definition.returns = _NAME, [], None
     outer = ast.parse(f"def _scope({', '.join([*original.__code__.co_freevars, *added])}):\n    pass")
@@ -85,3 +86,77 @@ def _refuse_chained_comparisons(definition: ast.FunctionDef) -> None:
                 value=ast.unparse(node),
                 way_out="write (a < b) & (b < c)",
             )
+
+
+class _Truth(ast.NodeTransformer):
+    """`a and b`, `a or b`, `not a` and branches by functions that know tensors."""
+
+    def visit_branch(self, node: ast.If | ast.While | ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("_kdk_branch", [node.test]), node.test)
+        return node
+
+    visit_If = visit_While = visit_IfExp = visit_branch
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        later: list[ast.expr] = [ast.Lambda(args=nothing, body=value) for value in node.values]
+        name = "_kdk_and" if isinstance(node.op, ast.And) else "_kdk_or"
+        return ast.copy_location(_call(name, later), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        return ast.copy_location(_call("_kdk_not", [node.operand]), node)
+
+
+def _call(name: str, args: list[ast.expr]) -> ast.Call:
+    return ast.Call(func=ast.Name(id=name, ctx=ast.Load()), args=args, keywords=[])
+
+
+def _and(*values: Callable[[], Any]) -> Any:
+    return _combined(values, False, "logical_and")
+
+
+def _or(*values: Callable[[], Any]) -> Any:
+    return _combined(values, True, "logical_or")
+
+
+def _combined(values: tuple[Callable[[], Any], ...], decisive: bool, method: str) -> Any:
+    """As the compiler does it: a constant decides at once or has no effect; tensors are all computed and combined."""
+    import triton.language as tl
+
+    tensors, value = [], None
+    for value in (later() for later in values):
+        if isinstance(value, tl.tensor):
+            tensors.append(value)
+        elif bool(value) is decisive:
+            return value
+    if not tensors:
+        return value
+    result = tensors.pop()
+    while tensors:
+        result = getattr(tensors.pop(), method)(result)
+    return result
+
+
+def _not(value: Any) -> Any:
+    import triton.language as tl
+
+    return value.__not__() if isinstance(value, tl.tensor) else not value
+
+
+def _branch(value: Any) -> Any:
+    """What `if` and `while` may ask."""
+    import triton.language as tl
+
+    if isinstance(value, tl.tensor) and value.handle.data.size != 1:
+        raise SimulationError(
+            "KDK-TRITON-BRANCH",
+            "a block of values has no truth value to branch on",
+            value=f"a block of shape {value.handle.data.shape}",
+            way_out="tl.where, or reduce it first",
+        )
+    return value

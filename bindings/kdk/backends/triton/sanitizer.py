@@ -198,8 +198,6 @@ class Sanitizer:
             return
         argument, places, addresses = found
         region = argument.region
-        if addresses.size == 1 and getattr(sem, "name", "") != "RELAXED":
-            self._hand_over(int(addresses[0]))
         if region.written:
             self._conflict(
                 argument, places, addresses, region.writer, "atomic-plain", "updates atomically what", "wrote plainly"
@@ -209,6 +207,8 @@ class Sanitizer:
         )
         region.atomics = True
         self._mark(region.atomic, places)
+        if addresses.size == 1 and getattr(sem, "name", "") != "RELAXED":
+            self._hand_over(int(addresses[0]))
 
     def undefined(self, pointers: Any) -> Any:
         """What a masked-off lane without `other` holds: NaN, or an integer that no kernel expects."""

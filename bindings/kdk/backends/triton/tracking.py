@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kdk.errors import SimulationError
+
 from .formats import Array
 
 _Builder: Any = object  # the class is mixed into Triton's InterpreterBuilder
@@ -87,23 +89,45 @@ class Tracking(_Builder):
         made.materialize_pointers = materialize_pointers
         return made
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any) -> Any:
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
         if self.sanitizer is not None:
             active = lanes(mask, ptrs.data.shape)
             self.sanitizer.load(ptrs, active)
             if other is None and not active.all():
                 other = self.sanitizer.undefined(ptrs)
-        return super().create_masked_load(ptrs, mask, other, *policy)
+        return super().create_masked_load(ptrs, mask, other, *policy, **named)
 
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any) -> Any:
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
         if self.sanitizer is not None:
             self.sanitizer.store(ptrs, lanes(mask, ptrs.data.shape))
-        return super().create_masked_store(ptrs, value, mask, *policy)
+        return super().create_masked_store(ptrs, value, mask, *policy, **named)
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         if self.sanitizer is not None:
             self.sanitizer.atomic(ptr, lanes(mask, ptr.data.shape), sem)
         return super().create_atomic_rmw(operation, ptr, val, mask, sem, scope)
+
+    def create_atomic_load(self, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        if self.sanitizer is not None:
+            self.sanitizer.atomic(ptr, lanes(mask, ptr.data.shape), sem)
+        return super().create_masked_load(ptr, mask, None)
+
+    def create_atomic_store(self, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        if self.sanitizer is not None:
+            self.sanitizer.atomic(ptr, lanes(mask, ptr.data.shape), sem)
+        return super().create_masked_store(ptr, val, mask)
+
+    def create_atomic_poll(self, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
+        """Programs run one after the other: what a later one would have to write never comes."""
+        everywhere = np.ones(ptr.data.shape, np.bool_)
+        found = self.create_atomic_load(ptr, everywhere, sem, scope).data == expected.data
+        if not found.all() and not hasattr(timeout_ns, "data"):
+            raise SimulationError(
+                "KDK-TRITON-POLL",
+                "tl.atomic_poll waits for a value that no earlier program wrote",
+                limit="the simulator runs programs in the order of their ids",
+            )
+        return type(ptr)(found, expected.dtype)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
         if self.sanitizer is not None:

@@ -1,0 +1,142 @@
+"""Public NKI kernels in the emulator: which run, which agree with a reference, which are refused and why.
+
+    python -m kdk_bench.nki_conformance --sdk DIR --nki-library DIR --nkipy DIR --nki-samples DIR
+
+The directories are checkouts of aws-neuron/aws-neuron-sdk, nki-library, nkipy and nki-samples; none of their code is
+part of this project. Inputs and references are ours, except where a checkout has a torch reference beside its kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from kdk.backends.nki import emulator
+from kdk_bench import nki_conformance_library  # noqa: F401  (registers its cases)
+from kdk_bench.nki_conformance_cases import CASES, Case
+
+
+def load_module(root: Path, case: Case) -> ModuleType:
+    """A kernel's file: by its path, or by its dotted name inside a package of the checkout."""
+    if case.package:
+        source = str(root / case.package)
+        if source not in sys.path:
+            sys.path.insert(0, source)
+        return importlib.import_module(case.file)
+    path = root / case.file
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"conformance_{path.stem.replace('-', '_')}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_arrays(value: Any) -> list[np.ndarray]:
+    """A result as a flat list of float64 arrays."""
+    if isinstance(value, (tuple, list)):
+        return [a for v in value for a in as_arrays(v)]
+    if isinstance(value, dict):
+        return [a for v in value.values() for a in as_arrays(v)]
+    if hasattr(value, "detach"):
+        return [value.detach().double().numpy()]
+    return [np.asarray(value).astype(np.float64)]
+
+
+def compare(got: Any, want: Any, tolerance: float) -> str:
+    """ "agrees", or by how much it does not; relative to the scale of each expected array."""
+    pairs = list(zip(as_arrays(got), as_arrays(want)))
+    worst = 0.0
+    for a, b in pairs:
+        if a.size != b.size:
+            return f"shape {a.shape}, expected {b.shape}"
+        a = a.reshape(b.shape)
+        scale = float(np.abs(b).max()) or 1.0
+        worst = max(worst, float(np.abs(a - b).max()) / scale)
+    return "agrees" if worst <= tolerance else f"differs by {worst:.2g} of the largest value, tolerance {tolerance:.2g}"
+
+
+def run_case(root: Path, case: Case) -> dict[str, Any]:
+    """One case as a row of the table."""
+    row: dict[str, Any] = {"repository": case.repository, "kernel": case.name, "target": case.target, "instructions": None}
+    started = time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            module = load_module(root, case)
+            kernel = getattr(module, case.function)
+            args, kwargs, want = case.build(module)
+            kernel = kernel if isinstance(kernel, emulator.Kernel) else emulator.jit(kernel)
+            simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)
+            got = simulation(*args, **kwargs)
+        row["instructions"] = len(simulation.trace)
+        row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)
+        if case.refused:
+            row["outcome"] = f"accepted, expected {case.refused}"
+    except emulator.NkiValidationError as error:
+        expected = error.code == case.refused
+        row["outcome"] = f"refused as it should be ({error.code})" if expected else f"refused: {error}"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+        row["outcome"] = f"refused as it should be ({text})" if case.refused == type(error).__name__ else text
+    row["passed"] = row["outcome"] in ("agrees", "runs") or row["outcome"].startswith("refused as")
+    row["seconds"] = round(time.perf_counter() - started, 2)
+    return row
+
+
+def select(roots: dict[str, Path], pattern: str) -> Iterator[tuple[Path, Case]]:
+    for case in CASES:
+        if case.repository in roots and pattern in case.name:
+            yield roots[case.repository], case
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="Public kernels in the NKI emulator")
+    for column in ("repository", "kernel", "target", "instructions", "seconds", "outcome"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = [str("" if row[c] is None else row[c]) for c in ("repository", "kernel", "target", "instructions", "seconds")]
+        table.add_row(*cells, row["outcome"], style=None if row["passed"] else "red")
+    Console().print(table)
+    passed = sum(row["passed"] for row in rows)
+    Console().print(f"{passed} of {len(rows)} kernels run (and agree where there is a reference)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for repository in ("sdk", "nki-library", "nkipy", "nki-samples"):
+        parser.add_argument(f"--{repository}", type=Path, metavar="DIR", help=f"checkout of {repository}")
+    parser.add_argument("--only", default="", metavar="TEXT", help="kernels whose name contains TEXT")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    options = parser.parse_args()
+    given = {"sdk": options.sdk, "nki-library": options.nki_library, "nkipy": options.nkipy, "nki-samples": options.nki_samples}
+    roots = {name: path for name, path in given.items() if path is not None}
+    if not roots:
+        parser.error("give at least one checkout")
+    emulator.install()
+    rows = [run_case(root, case) for root, case in select(roots, options.only)]
+    show(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0 if all(row["passed"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+from kdk.cases import Case, Cases, Dim
+
+CASES = Cases(dims={"N": Dim(), "H": Dim(minimum=1)}, models=(Case("one", {"N": 8, "H": 64}),))
