@@ -28,16 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import kdk
-import kdk.ops
 import torch
 import torch.nn.functional as F
-from kdk.backends import LANGUAGES
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
+import kdk
+import kdk.ops
 from kdk_bench.numerics import floors
 
 FACTOR = 2
@@ -272,9 +271,20 @@ def _worst(row: Row, kind: int) -> str:
     return f"{value:.1e} {name.removeprefix('model.').removesuffix('.weight')}"
 
 
+HEADINGS = (
+    "model",
+    "how",
+    "loss",
+    "logits\nrel. RMS, worst",
+    "gradients, largest\nrel. RMS and worst",
+    "share of\nlimit",
+    "ran (calls forward + backward)",
+)
+
+
 def table(rows: Sequence[Row]) -> Table:
     result = Table(title="Llama, forward and backward: errors against float64", title_justify="left", show_lines=True)
-    for heading in ("model", "how", "loss", "logits\nrel. RMS, worst", "gradients, largest\nrel. RMS and worst", "share of\nlimit", "ran (calls forward + backward)"):
+    for heading in HEADINGS:
         result.add_column(heading, overflow="fold")
     for row in rows:
         share = "" if row.ratio is None else f"[{'red' if row.failures else 'green'}]{row.ratio:.2f}[/]"
@@ -303,7 +313,9 @@ def main() -> int:
     failed = [(row, failure) for row in rows for failure in row.failures]
     for row, failure in failed:
         console.print(f"[red]failed[/] {row.size}, {row.dtype}, {row.how}: {escape(failure)}", highlight=False)
-    console.print(f"{len(failed)} failures, {time.perf_counter() - start:.0f} s. Limit: {FACTOR} times the unpatched model's error.")
+    console.print(
+        f"{len(failed)} failures, {time.perf_counter() - start:.0f} s. Limit: {FACTOR} times the unpatched model's error."
+    )
     return 1 if failed else 0
 
 
