@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kdk.ops
 from kdk import registry
 
 ROUNDS = 40

@@ -5,9 +5,10 @@ Run as a script, it prints each wrong guess and how often the first guess is rig
 
 import math
 
+import pytest
 import torch
-
-from kdk_bench.diagnose import Diagnosis, diagnose
+from kdk_bench.diagnose import Diagnosis, diagnose, explain
+from kdk_bench.hypotheses import CAUSES
 from kdk_bench.numerics import Pool, judge
 
 ROWS, H, TILE = 96, 320, 128

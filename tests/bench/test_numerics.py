@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 
 H = 4096

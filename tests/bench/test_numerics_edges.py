@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from kdk_bench.numerics import Exact, informative, judge, same_bits, yardstick
 
 # Values that are not finite

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.nki.kit import FLOATS, loaded, psum, rounded, run, sbuf, simulate, stored, values
 
 QUICK = settings(max_examples=6, deadline=None)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.nki.kit import loaded, refused, sbuf, simulate, stored
 
 QUICK = settings(max_examples=15, deadline=None)

@@ -7,6 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
+
 from kdk.backends.triton.simulate import interpret  # noqa: E402
 
 FORMATS = {

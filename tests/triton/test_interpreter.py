@@ -10,8 +10,6 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
-from kdk.backends.triton.simulate import interpret, run_simulated  # noqa: E402
-from kdk.errors import SimulationError, UsageError  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.language.extra import libdevice  # noqa: E402
@@ -19,6 +17,9 @@ from triton.runtime import driver  # noqa: E402
 from triton.runtime import interpreter as stock  # noqa: E402
 from triton.runtime.autotuner import Autotuner  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
+
+from kdk.backends.triton.simulate import interpret, run_simulated  # noqa: E402
+from kdk.errors import SimulationError, UsageError  # noqa: E402
 
 
 @triton.jit

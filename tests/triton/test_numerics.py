@@ -9,13 +9,14 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
-from kdk.backends.triton.simulate import interpret  # noqa: E402
-from kdk.errors import SimulationError  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.language.extra import libdevice  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder  # noqa: E402
+
+from kdk.backends.triton.simulate import interpret  # noqa: E402
+from kdk.errors import SimulationError  # noqa: E402
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 BLOCK = 1024
