@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+
 from kdk_bench.diagnose import Diagnosis, diagnose, explain
 from kdk_bench.hypotheses import CAUSES
 from kdk_bench.numerics import Pool, judge
