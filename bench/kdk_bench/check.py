@@ -27,6 +27,7 @@ from kdk_bench.generate import Arguments, Problem, draw, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
 
+DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
 
 
@@ -55,7 +56,8 @@ class Result:
     reason: str = ""
     reproduce: str = ""
     evidence: str = ""
-    elements: int = 0
+    rank: int = 0
+    """A case's size, by which the most telling failure is found: the smallest, degenerate ones last. 0: not a case."""
     explain: Callable[[], str] | None = field(default=None, compare=False, repr=False)
     """Says what is likely wrong; costly, so asked of the smallest failing case alone, and gone from a finished result."""
 
@@ -301,12 +303,12 @@ def run_row(
         twice = full or i == 0
         work = functools.partial(_run_case, operator, row, problem, place, seed, pools, twice)
         result = _guarded(work, row, problem.name)
-        results.append(replace(result, elements=problem.elements))
+        results.append(replace(result, rank=problem.elements if problem.counted else DEGENERATE))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same
     failed = [i for i, r in enumerate(results) if r.explain is not None]
     if failed:
-        smallest = min(failed, key=lambda i: (not results[i].elements, results[i].elements))
+        smallest = min(failed, key=lambda i: results[i].rank)
         results[smallest] = _explained(results[smallest])
     if not case:
         results += _pooled(row, pools) + _too_few(row, results, {p.name for p in chosen if p.counted})
@@ -315,7 +317,7 @@ def run_row(
             r,
             explain=None,
             evidence=place.evidence,
-            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.elements else "",
+            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
         )
         for r in results
     ]
