@@ -258,7 +258,7 @@ def test_where_it_is_wrong():
     assert d.cause == "skipped tile"
     first, second = explain(d).splitlines()
     assert first.startswith("worst at (130, 70): got -5, expected ")
-    assert "0.0625 of the elements are wrong, all in [128:256, 64:128] (axis 0: 128-255" in first
+    assert "6.250% of the elements are wrong, all in [128:256, 64:128] (axis 0: 128-255" in first
     assert second == "likely cause: skipped tile: the wrong box holds other values"
 
 
