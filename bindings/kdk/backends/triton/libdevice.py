@@ -107,9 +107,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "atanh": "arctanh",
     }
     table.update({name: getattr(np, numpy) for name, numpy in inverse.items()})
-    table.update(
-        {name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")}
-    )
+    table.update({name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")})
     table.update(
         fabs=np.abs,
         finite=np.isfinite,

@@ -30,9 +30,7 @@ def FUNCTIONS() -> dict[tuple[Any, str], Any]:
     import triton.language as tl
 
     return {
-        (owner, name): new
-        for owner in (tl, tl.core)
-        for name, new in (("reduce", reduce), ("associative_scan", associative_scan))
+        (owner, name): new for owner in (tl, tl.core) for name, new in (("reduce", reduce), ("associative_scan", associative_scan))
     }
 
 

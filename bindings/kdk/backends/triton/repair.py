@@ -77,6 +77,11 @@ class _Target(_Builder):
         smallest = session.backend.get_codegen_implementation(options)["min_dot_size"]
         self.codegen_fns["min_dot_size"] = functools.partial(_check_dot, smallest, session.name)
 
+    def create_inline_asm(self, *_: Any) -> Any:
+        raise SimulationError(
+            "KDK-TRITON-ASM", "inline assembly cannot be simulated", way_out="write it with tl functions for the simulator"
+        )
+
 
 def _tl() -> Any:
     import triton.language as tl
@@ -252,9 +257,7 @@ class _ExternalFunctions(_Builder):
         one = _handle(np.ones(1, np.float32), kind)
         return bool(stock.create_extern_elementwise("", "", "__nv_fabsf", [one], kind, True).data[0] != 1)
 
-    def create_extern_elementwise(
-        self, library: str, path: str, symbol: str, args: list[Any], kind: Any, is_pure: bool
-    ) -> Any:
+    def create_extern_elementwise(self, library: str, path: str, symbol: str, args: list[Any], kind: Any, is_pure: bool) -> Any:
         return _handle(libdevice.call(symbol, [arg.data for arg in args], numpy_dtype(kind)), kind)
 
 
