@@ -69,7 +69,7 @@ from triton.runtime import driver, interpreter
 from triton.runtime.jit import JITFunction
 owners = tl, tl.core, tl.tensor, JITFunction, interpreter, interpreter.InterpreterBuilder
 was = [dict(vars(owner)) for owner in owners]
-import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.repair
+import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.builder
 assert was == [dict(vars(owner)) for owner in owners] and driver._active is None
 print("same")
 """

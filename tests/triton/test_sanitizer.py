@@ -263,7 +263,7 @@ def test_initialising_an_atomic_sum_in_the_kernel():
 def last_one_sums(x, partial, counter, out, BLOCK: tl.constexpr, COUNT: tl.constexpr):
     pid, n = tl.program_id(0), tl.num_programs(0)
     tl.store(partial + pid, tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK))))
-    done = tl.atomic_add(counter, 1) if COUNT else pid
+    done = tl.atomic_add(counter, 1, sem=COUNT) if COUNT else pid
     if done == n - 1:
         tl.store(out, tl.sum(tl.load(partial + tl.arange(0, 4))))
 
@@ -276,8 +276,9 @@ def test_a_counter_orders_programs():
         last_one_sums[(4,)](torch.ones(64), torch.empty(4), torch.zeros(1, dtype=torch.int32), out, BLOCK=16, COUNT=count)
         assert out.item() == 64
 
-    passes(lambda: launch(True))
-    assert fault("KDK-TRITON-RACE", lambda: launch(False)).argument == "partial"
+    passes(lambda: launch("acq_rel"))
+    assert fault("KDK-TRITON-RACE", lambda: launch(None)).argument == "partial"
+    assert fault("KDK-TRITON-RACE", lambda: launch("relaxed")).argument == "partial"
 
 
 @triton.jit
@@ -396,6 +397,44 @@ def hash_index(x, out, BLOCK: tl.constexpr):
 def test_wrapping_is_no_fault_where_no_access_uses_it():
     passes(lambda: wraps_in_a_dead_lane[(1,)](torch.randn(1), torch.empty(8), 1, BLOCK=8))
     passes(lambda: hash_index[(1,)](torch.randn(16), torch.empty(64), BLOCK=64))
+
+
+# A kernel as people write them
+
+
+@triton.jit
+def matmul(
+    a, b, c, M, N, K, a_row, b_row, c_row,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MASK_K: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    i, j = tl.swizzle2d(tl.program_id(0) // columns, tl.program_id(0) % columns, rows, columns, GROUP)
+    m, n, k = i * BM + tl.arange(0, BM), j * BN + tl.arange(0, BN), tl.arange(0, BK)
+    left, right = a + m[:, None] * a_row + k[None, :], b + k[:, None] * b_row + n[None, :]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        inside = k < K - start if MASK_K else k < BK
+        x = tl.load(left, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+        y = tl.load(right, mask=inside[:, None] & (n < N)[None, :], other=0.0)
+        acc = tl.dot(x, y, acc)
+        left += BK
+        right += BK * b_row
+    tl.store(c + m[:, None] * c_row + n[None, :], acc.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_tiled_matmul_and_its_missing_mask(dtype):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((50, 40), (40, 70)))
+    c = torch.empty(50, 70, dtype=dtype)
+
+    def launch(mask_k):
+        sizes = {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2, "MASK_K": mask_k}
+        matmul[(4 * 3,)](a, b, c, 50, 70, 40, a.stride(0), b.stride(0), c.stride(0), **sizes)
+
+    passes(lambda: launch(True))
+    torch.testing.assert_close(c, (a.double() @ b.double()).to(dtype))
+    assert fault("KDK-TRITON-BOUNDS", lambda: launch(False)).argument in ("a", "b")
 
 
 # Switched off

@@ -43,6 +43,13 @@ def numpy_dtype(kind: Any) -> np.dtype[Any]:
     return dtype
 
 
+def handle(data: Array, kind: Any) -> Any:
+    """Triton's object for a value of scalar type `kind`."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(data, kind.scalar)
+
+
 def is_small(array: Array) -> bool:
     return array.dtype in _SMALL
 

@@ -23,7 +23,7 @@ def launch(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwa
     """Run `kernel[grid](*args, **kwargs)` in NumPy."""
     from triton.language.semantic import TritonSemantic
 
-    from .repair import builder_class
+    from .builder import builder_class
     from .sanitizer import Sanitizer
 
     if kernel.is_gluon():

@@ -25,7 +25,7 @@ _OPERATIONS: dict[str, tuple[Any, Any]] = {  # for integers, for floats
 }
 
 
-def FUNCTIONS() -> dict[tuple[Any, str], Any]:
+def replacements() -> dict[tuple[Any, str], Any]:
     """Functions of triton.language to replace during a launch."""
     import triton.language as tl
 

@@ -207,7 +207,7 @@ class Sanitizer:
         dtype = numpy_dtype(kind)
         data = np.empty(pointers.data.shape, dtype)
         if dtype.kind in "iu":
-            data.view(np.uint8).fill(0x55) if data.ndim else data.fill(0x55)
+            data.view(np.uint8).fill(0x55)
         else:
             data.fill(True if dtype.kind == "b" else np.nan)
         return type(pointers)(data, kind)
@@ -298,9 +298,8 @@ class Sanitizer:
         )
 
     def _name(self, user: int) -> str:
-        if user < 0 and -user == self.number:
-            return "another program"
-        return f"program {tuple(int(i) for i in np.unravel_index(abs(user) - 1, self.grid))}"
+        program = tuple(int(i) for i in np.unravel_index(abs(user) - 1, self.grid))
+        return f"program {program} and others" if user < 0 else f"program {program}"
 
     def _collision(self, argument: Argument, places: Array) -> None:
         if bool((np.diff(places) > 0).all()):
@@ -342,10 +341,6 @@ class Sanitizer:
             limit=f"{argument.name} has {argument.extent()}",
             way_out=way_out,
         )
-        error.argument, error.offset, error.extent, error.program = (
-            argument.name,
-            element,
-            argument.extent(),
-            self.program,
-        )
+        error.argument, error.offset = argument.name, element
+        error.extent, error.program = argument.extent(), self.program
         raise error
