@@ -51,6 +51,8 @@ class Core:
     pair: Pair | None = None
     trace: list[Record] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
+    writers: dict[Storage, int] = field(default_factory=dict)  # last writer and readers since, for the timeline
+    readers: dict[Storage, list[int]] = field(default_factory=dict)
     arenas: dict[Any, Memory] = field(default_factory=dict)
     accumulators: dict[str, tuple[Any, Any, str] | None] = field(default_factory=dict)
     loops: list[int] = field(default_factory=list)

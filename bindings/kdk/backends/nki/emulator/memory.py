@@ -96,6 +96,4 @@ class Storage:
         self.elements_written = 0
         self.poison: tuple[str, str] | None = None  # check and place of the first unusable value stored here
         self.loops: tuple[int, ...] = ()  # dynamic loops it was created in
-        self.writer: int | None = None  # trace index, for the modelled timeline
-        self.readers: list[int] = []
         self.shared_accesses: np.ndarray | None = None  # two cores: who touched each element since the last barrier

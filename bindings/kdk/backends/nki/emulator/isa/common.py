@@ -290,16 +290,16 @@ class Instruction:
 
     def _dependencies(self, index: int) -> tuple[int, ...]:
         """Earlier instructions that this one waits for: its data, and the buffers it overwrites."""
-        before: set[int] = set()
+        core, before = self.core, set[int]()
         for t in self.reads:
-            if t.storage.writer is not None:
-                before.add(t.storage.writer)
-            t.storage.readers.append(index)
+            if t.storage in core.writers:
+                before.add(core.writers[t.storage])
+            core.readers.setdefault(t.storage, []).append(index)
         for t in self.writes:
-            storage = t.storage
-            before.update(storage.readers if storage.writer is None else [storage.writer, *storage.readers])
-            storage.writer = index
-            storage.readers = []
+            before.update(core.readers.pop(t.storage, ()))
+            if t.storage in core.writers:
+                before.add(core.writers[t.storage])
+            core.writers[t.storage] = index
         before.discard(index)
         return tuple(sorted(before))
 

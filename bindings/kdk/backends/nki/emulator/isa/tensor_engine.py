@@ -51,8 +51,8 @@ def nc_matmul(
         "shape",
         f"{n}: contraction over {k} partitions of stationary and {moving.partitions} of moving",
     )
-    ins.fits(dst, m, columns, f"dst of ({k}, {m}).T @ ({k}, {columns})")
     _check_array(n, k, m, columns, dst, tile_position, tile_size, double)
+    ins.fits(dst, m, columns, f"dst of ({k}, {m}).T @ ({k}, {columns})")
     _check_dtypes(n, dst, stationary, moving, is_transpose, double)
     check_bank(n, dst)
     if double:
