@@ -46,7 +46,7 @@ def loaded(x: Any) -> Any:
 
 def stored(tile: Any) -> Any:
     """A tile as an output of the kernel."""
-    if tile.buffer is nl.psum:
+    if tile.buffer == nl.psum:
         copy = sbuf(tile.shape, tile.dtype)
         nisa.tensor_copy(copy, tile)
         tile = copy

@@ -4,9 +4,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+from tests.nki.kit import loaded, psum, refused, sbuf, simulate, stored
 
 from kdk.backends.nki import emulator
-from tests.nki.kit import loaded, psum, refused, sbuf, simulate, stored
 
 X = np.ones((128, 128), np.float32)
 G, V, S = nisa.engine.gpsimd, nisa.engine.vector, nisa.engine.scalar

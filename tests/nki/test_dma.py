@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.nki.kit import FLOATS, loaded, psum, refused, rounded, sbuf, simulate, stored, values
 
 QUICK = settings(max_examples=8, deadline=None)

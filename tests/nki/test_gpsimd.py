@@ -53,7 +53,7 @@ def test_partition_reduce(name, formula):
 def test_partition_reduce_of_bits():
     x = values(np.random.default_rng(0), (32, 6), "int32")
     for name in ("bitwise_and", "bitwise_or"):
-        got = run(lambda dst, t, op=getattr(nl, name): nisa.tensor_partition_reduce(dst, op, t), x, out=((1, 6), "int32"))
+        got = run(lambda dst, t, name=name: nisa.tensor_partition_reduce(dst, getattr(nl, name), t), x, out=((1, 6), "int32"))
         np.testing.assert_array_equal(got[0], getattr(np, name).reduce(x, axis=0))
 
 

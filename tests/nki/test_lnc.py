@@ -5,9 +5,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+from tests.nki.kit import loaded, refused, sbuf
 
 from kdk.backends.nki import emulator
-from tests.nki.kit import loaded, refused, sbuf
 
 X = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
 

@@ -4,7 +4,6 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
-
 from tests.nki.kit import loaded, refused, sbuf, simulate, stored, values
 
 X = values(np.random.default_rng(0), (4, 16, 8))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import refuse
+from .errors import CHECKS, refuse
 
 if TYPE_CHECKING:
     from .cost.records import Record
@@ -67,7 +67,7 @@ class Core:
 
     def lint(self, text: str, site: str) -> None:
         """Note something legal but slow, once per text and line."""
-        sites = self.lints.setdefault(text, [])
+        sites = self.lints.setdefault(f"[{CHECKS['lint'].code}] {text}", [])
         if site not in sites:
             sites.append(site)
 

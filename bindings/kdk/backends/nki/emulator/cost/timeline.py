@@ -1,7 +1,8 @@
 """A modelled timeline: every engine issues in program order and waits for the data and buffers it needs.
 
 It knows no buffer rotation beyond what the kernel allocates and no reordering by a compiler, so it is a reading of the
-kernel as written, between the bounds of the report; two cores do not wait for each other in it. The file it writes opens in ui.perfetto.dev or chrome://tracing.
+kernel as written, between the bounds of the report. Two cores do not wait for each other in it. The file it writes opens
+in ui.perfetto.dev or chrome://tracing.
 """
 
 from __future__ import annotations
