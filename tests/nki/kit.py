@@ -30,12 +30,12 @@ NUMPY = {
 FLOATS = ("float32", "bfloat16", "float16")
 
 
-def sbuf(shape: tuple, dtype: str = "float32", **settings: Any) -> Any:
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf, **settings)
+def sbuf(shape: tuple, dtype: str = "float32", address: Any = None) -> Any:
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf, address=address)
 
 
-def psum(shape: tuple, dtype: str = "float32", **settings: Any) -> Any:
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum, **settings)
+def psum(shape: tuple, dtype: str = "float32", address: Any = None) -> Any:
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum, address=address)
 
 
 def loaded(x: Any) -> Any:
