@@ -36,9 +36,7 @@ def test_iota(p, pattern, offset, multiplier, dtype):
 @pytest.mark.parametrize("name", ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 def test_affine_select_is_a_mask(name):
     x = values(np.random.default_rng(0), (32, 32))
-    got = run(
-        lambda dst, t: nisa.affine_select(dst, [[-1, 32]], 1, t, -9.0, cmp_op=getattr(nl, name)), x, out=((32, 32), "float32")
-    )
+    got = run(lambda dst, t: nisa.affine_select(dst, [[-1, 32]], 1, t, -9.0, cmp_op=getattr(nl, name)), x, out=((32, 32), "float32"))
     p, i = np.mgrid[0:32, 0:32]
     np.testing.assert_array_equal(got, np.where(getattr(np, name)(p - i, 0), x, -9))
 

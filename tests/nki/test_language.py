@@ -166,9 +166,7 @@ def test_device_print(capsys):
     assert capsys.readouterr().out == "tile: [[1.5]]\n"
 
 
-@pytest.mark.parametrize(
-    ("target", "version", "size"), [("trn2", nisa.nc_version.gen3, 212728), ("trn3", nisa.nc_version.gen4, 245496)]
-)
+@pytest.mark.parametrize(("target", "version", "size"), [("trn2", nisa.nc_version.gen3, 212728), ("trn3", nisa.nc_version.gen4, 245496)])
 def test_hardware_constants(target, version, size):
     def kernel(x):
         assert nisa.get_nc_version() == version and nisa.get_nc_version() >= nisa.nc_version.gen3

@@ -199,4 +199,17 @@ def test_jit_arguments():
     assert isinstance(nki.jit(compile_config=config)(lambda x: x), emulator.Kernel)
     with pytest.raises(emulator.NkiValidationError, match="platform_target"):
         nki.jit(lambda x: x, platform_target="trn2")
-    assert nki.jit(lambda x: x).with_schedule([("a", "b")]).schedule == [("a", "b")]
+
+
+def test_schedules_name_instructions():
+    @nki.jit
+    def kernel(x):
+        tile = nki.language.load(x)
+        nki.isa.tensor_copy(tile, tile, name="copied")
+        nki.isa.dma_copy(x, tile, name="stored")
+        return x
+
+    x = np.ones((2, 2), np.float32)
+    nki.simulate(kernel.with_schedule([("stored", "copied")])[1])(x)
+    with pytest.raises(emulator.NkiValidationError, match="'missing'"):
+        nki.simulate(kernel.with_schedule([("stored", ["copied", "missing"])]))(x)

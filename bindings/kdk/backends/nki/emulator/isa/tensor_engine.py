@@ -208,9 +208,7 @@ def _transpose_by_matmul(ins: Instruction, dst: NkiTensor, stationary: NkiTensor
     )
 
 
-def _cycles(
-    ins: Instruction, m: int, columns: int, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, hint: bool
-) -> float:
+def _cycles(ins: Instruction, m: int, columns: int, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, hint: bool) -> float:
     passes = 1
     if stationary.dtype == moving.dtype == "float32" and not is_transpose:
         passes = 2 if hint else 4
