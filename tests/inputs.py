@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from kdk import Op
 from kdk.cases import Cases, Dim
-from torch import Tensor
 
 TOYS = Path(__file__).parent / "toys"
 SMALL = (4, 6, 10, 2, 3, 5)  # the first is often a "*N", which splits into two dimensions

@@ -86,7 +86,7 @@ def _backward_call(op: Op, inputs: Arguments, grads: Arguments, problem: Problem
     forward = _forward_call(op, inputs, problem)
     results = op.reference(*forward.map(up))
     results = results if isinstance(results, tuple) else (results,)
-    available = {n: a for n, a in zip(op.arguments, forward.map(up))}
+    available = dict(zip(op.arguments, forward.map(up)))
     available |= dict(zip(op.saved, results[len(op.outputs) :]))
     keep = {read for name in problem.needs for read in op.uses[name]}
     parameters = list(inspect.signature(op.backward).parameters)

@@ -20,6 +20,7 @@ HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     hypotheses.permuted,
     hypotheses.sign_or_inverse,
     hypotheses.narrowed,
+    hypotheses.biased,
     rereading.as_contiguous,
     rereading.swapped,
     rereading.moved_input,
@@ -61,8 +62,8 @@ def diagnose(
 
     inputs: the tensors the kernel read, by name, with their strides; tiles: its tile sizes, if known; previous: an
     output that the same buffer may have held before; reference: the oracle as a function of the inputs, to see what a
-    misread input would give (it gets them in float64; integers as they are).
-    ValueError where nothing is wrong, or the shapes or dtypes differ: `judge` says all about those.
+    misread input would give (it gets floating-point inputs in float64, and runs some tens of times: give a small case).
+    ValueError where nothing is wrong, or where shapes or dtypes differ, about which `judge` says everything.
     """
     k, y, o = (t.detach().cpu() for t in (k, y, o))
     if k.shape != o.shape or y.shape != o.shape or k.dtype != y.dtype:
@@ -72,7 +73,8 @@ def diagnose(
         )
     error, limit = _error_and_limit(k, y, o, longest)
     wrong = error > limit
-    if not wrong.any():
+    stands_out = bool(wrong.any())
+    if not stands_out:
         # Refused by an RMS or by the pool: no element stands out, so all that are not the rounded oracle count.
         wrong = k.double() != o.to(k.dtype).double()
     if not wrong.any():
@@ -82,10 +84,10 @@ def diagnose(
     box = _bounding_box(wrong)
     held = {name: t.detach().cpu() for name, t in (inputs or {}).items()}
     before = None if previous is None or previous.shape != k.shape else previous.detach().cpu()
-    case = Case(
-        k, k.double(), o.double(), limit, wrong, box, held, longest, tuple(tiles) or TILES, before, reference
-    )
-    cause, details = next((found for test in HYPOTHESES if (found := test(case)) is not None), ("unknown", ""))
+    sizes = tuple(tiles) or TILES
+    case = Case(k, k.double(), o.double(), limit, wrong, stands_out, box, held, longest, sizes, before, reference)
+    findings = (test(case) for test in HYPOTHESES)
+    cause, details = next((found for found in findings if found is not None), ("unknown", ""))
     share = float(wrong.double().mean())
     return Diagnosis(worst, float(k[worst]), float(o[worst]), box, share, _tile(case, worst), cause, details)
 

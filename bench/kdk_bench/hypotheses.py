@@ -54,6 +54,7 @@ class Case:
     o: Tensor
     limit: Tensor  # per element
     wrong: Tensor
+    stands_out: bool  # some element is beyond its limit; else the RMS or a pool refused the output
     box: Box
     inputs: Mapping[str, Tensor]
     longest: int
@@ -76,10 +77,10 @@ class Case:
         """
         stated = ~torch.isnan(h) & (self.everywhere if where is None else where)
         telling = stated & self.wrong
-        if telling.sum() < max(FEW, 0.25 * self.wrong.sum()):
+        if int(telling.sum()) < max(FEW, 0.25 * int(self.wrong.sum())):
             return False
         distance = (self.k - h).abs()
-        tolerance = torch.maximum(self.limit, 2 * self.eps * h.abs())
+        tolerance = torch.maximum(self.limit, torch.where(torch.isfinite(h), 2 * self.eps * h.abs(), 0.0))
         agrees = (distance <= tolerance) | (self.k == h)
         if agrees[stated].double().mean() < 0.99 or agrees[telling].double().mean() < 0.99:
             return False
@@ -134,10 +135,12 @@ def stale(case: Case) -> Finding | None:
         if case.explains(before, case.wrong) and torch.equal(before[case.wrong], case.k[case.wrong]):
             return "stale buffer", "the wrong elements are those of the previous output"
     for axis in case.cut_axes():
-        tile = case.aligned_tile(axis)
-        for step in () if tile is None else (tile, -tile):
+        low, high = case.box[axis]
+        distances = {high - low} | {tile for tile in case.tiles if tile >= high - low}
+        aligned = case.aligned_tile(axis) is not None
+        for step in [sign * d for d in sorted(distances) if aligned and d < case.k.shape[axis] for sign in (1, -1)]:
             if case.explains(shifted(case.o, axis, step), case.inside()):
-                return "stale buffer", f"the wrong elements are those of {abs(step)} earlier or later along axis {axis}"
+                return "stale buffer", f"index i along axis {axis} holds what belongs at i{-step:+d}, another tile"
     return None
 
 
@@ -240,29 +243,43 @@ def not_finite(case: Case) -> Finding | None:
     return "not finite", f"{nans} NaN and {bad.numel() - nans} infinite values that should not be there"
 
 
+def biased(case: Case) -> Finding | None:
+    """No element stands out, but together they are too large or too small."""
+    if case.stands_out:
+        return None
+    k, o = _usable(case)
+    factor, error = _factor(k.flatten(), o.flatten(), 0)
+    if abs(factor - 1) <= 6 * error:
+        return None
+    for axis in reversed(range(k.dim())):
+        if _varies(k, o, axis):
+            return "lost accumulation", f"each slice along axis {axis} by its own factor, {float(factor):.7g} overall"
+    return "wrong scale", f"over all elements the output is {float(factor):.7g} times the expected one"
+
+
 def scaled(case: Case) -> Finding | None:
-    """The output is the expected one times a factor: one number, one per slice, one per index, or a product of two."""
-    usable = torch.isfinite(case.k) & torch.isfinite(case.o)
-    k, o = (torch.where(usable, t, 0.0) for t in (case.k, case.o))
-    overall = float((k * o).sum() / (o * o).sum())
-    if case.explains(overall * case.o):
-        return "wrong scale", f"the output is {overall:.7g} times the expected one{_named_factor(overall, case)}"
-    for axis in reversed(range(case.k.dim())):
-        if case.k.shape[axis] < 8 or case.k.numel() == case.k.shape[axis]:
+    """The output is the expected one times a factor: one number, one per slice, or one per row times one per column."""
+    k, o = _usable(case)
+    overall = float(_factor(k.flatten(), o.flatten(), 0)[0])
+    by_one_number = case.explains(overall * case.o)
+    for axis in reversed(range(k.dim())):
+        if k.shape[axis] < 8 or k.numel() == k.shape[axis] or (by_one_number and not _varies(k, o, axis)):
             continue
-        factor = (k * o).sum(axis, keepdim=True) / (o * o).sum(axis, keepdim=True)
+        factor = _factor(k, o, axis)[0]
         if not case.explains(factor * case.o):
             continue
-        name = _input_like(factor, case)
-        if name:
-            return "wrong scale", f"the factor between output and expected is {name} along its axis"
-        span = f"from {float(factor.nan_to_num(1).min()):.6g} to {float(factor.nan_to_num(1).max()):.6g}"
+        if (found := _from_input(factor, case)) is not None:
+            return found
+        low, high = float(factor.nan_to_num(1).min()), float(factor.nan_to_num(1).max())
+        if low <= 0:
+            continue  # no reduction gone wrong changes signs
         # Whatever lies beyond the end adds to a normaliser that is divided by; what is lost is missing there.
-        length = case.k.shape[axis]
-        if (factor <= 1).all() and length & (length - 1):
-            return "unmasked tail", f"every slice along axis {axis} is too small by its own factor, {span}"
-        return "lost accumulation", f"every slice along axis {axis} is off by its own factor, {span}"
-    if case.k.dim() > 1 and (product := _separable(case)) is not None and case.explains(product):
+        if high <= 1 and k.shape[axis] & (k.shape[axis] - 1):
+            return "unmasked tail", f"each slice along axis {axis} is too small, by {low:.6g} to {high:.6g}"
+        return "lost accumulation", f"each slice along axis {axis} by its own factor, {low:.6g} to {high:.6g}"
+    if by_one_number:
+        return "wrong scale", f"the output is {overall:.7g} times the expected one{_named_factor(overall, case)}"
+    if k.dim() > 1 and (product := _separable(case)) is not None and case.explains(product):
         return "wrong axis", "output / expected is a factor per row times a factor per column"
     return None
 
@@ -303,18 +320,46 @@ def _named_factor(factor: float, case: Case) -> str:
     return ""
 
 
-def _input_like(factor: Tensor, case: Case) -> str:
-    """The name of the input that the factors are, or are the reciprocal of."""
+def _usable(case: Case) -> tuple[Tensor, Tensor]:
+    usable = torch.isfinite(case.k) & torch.isfinite(case.o)
+    return torch.where(usable, case.k, 0.0), torch.where(usable, case.o, 0.0)
+
+
+def _factor(k: Tensor, o: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Least squares k = factor * o along the axis, and its standard error, for errors that grow with the values."""
+    square = (o * o).sum(axis, keepdim=True)
+    factor = (k * o).sum(axis, keepdim=True) / square
+    return factor, (o * (k - factor * o)).pow(2).sum(axis, keepdim=True).sqrt() / square
+
+
+def _varies(k: Tensor, o: Tensor, axis: int) -> bool:
+    """Whether the factors of the slices along the axis differ by more than their errors and a sum's rounding."""
+    if k.numel() == k.shape[axis] or k.shape[axis] < 8:
+        return False
+    factor, error = _factor(k, o, axis)
+    noise = error.pow(2) + (math.sqrt(k.shape[axis]) * torch.finfo(torch.float32).eps) ** 2
+    spread = (factor - factor.nanmedian()).pow(2) / noise
+    return float(spread.nanmean()) > 4
+
+
+def _from_input(factor: Tensor, case: Case) -> Finding | None:
+    """The factors are an input, its reciprocal, or it and its neighbour: applied twice, not at all, or shifted."""
     f = factor.flatten()
     for name, t in case.inputs.items():
         if t.numel() != f.numel() or not t.is_floating_point():
             continue
         v = t.double().flatten()
-        for text, value in ((name, v), (f"1 / {name}", 1 / v)):
+        readings = (
+            ("wrong scale", f"the output is the expected one times {name}", v),
+            ("wrong scale", f"the output is the expected one divided by {name}", 1 / v),
+            ("off by one", f"index i of {name} was read at i-1", v.roll(1) / v),
+            ("off by one", f"index i of {name} was read at i+1", v.roll(-1) / v),
+        )
+        for cause, details, value in readings:
             known = torch.isfinite(value) & torch.isfinite(f)
             if known.any() and ((f - value).abs() <= 1e-2 * value.abs())[known].double().mean() > 0.9:
-                return text
-    return ""
+                return cause, details
+    return None
 
 
 def _separable(case: Case) -> Tensor | None:

@@ -42,20 +42,26 @@ def swapped(case: Case) -> Finding | None:
 
 
 def moved_input(case: Case) -> Finding | None:
-    """An input was read one element too early or too late, or along another axis."""
+    """An input, or all inputs of one shape, were read one element too early or too late, or along another axis."""
+    groups: dict[torch.Size, list[str]] = {}
     for name, t in case.inputs.items():
+        groups.setdefault(t.shape, []).append(name)
+    together = [tuple(names) for names in groups.values() if len(names) > 1]
+    for names in [(name,) for name in case.inputs] + together:
+        moved = {name: case.inputs[name] for name in names}
+        t = moved[names[0]]
         for axis, step in itertools.product(range(t.dim()), (1, -1)):
             if t.shape[axis] < 2:
                 continue
-            h = _oracle(case, {name: t.roll(step, axis)})
+            h = _oracle(case, {name: u.roll(step, axis) for name, u in moved.items()})
             # What the kernel found beyond the end is not known.
             if h is not None and case.explains(_without(h, t, axis, 0 if step == 1 else t.shape[axis] - 1, 1)):
-                return "off by one", f"index i along axis {axis} of {name} was read at i{-step:+d}"
+                return "off by one", f"index i along axis {axis} of {' and '.join(names)} was read at i{-step:+d}"
         for a, b in itertools.combinations(range(t.dim()), 2):
             if t.shape[a] == t.shape[b] > 1:
-                h = _oracle(case, {name: t.transpose(a, b)})
+                h = _oracle(case, {name: u.transpose(a, b) for name, u in moved.items()})
                 if h is not None and case.explains(h):
-                    return "wrong axis", f"axes {a} and {b} of {name} were exchanged"
+                    return "wrong axis", f"axes {a} and {b} of {' and '.join(names)} were exchanged"
     return None
 
 

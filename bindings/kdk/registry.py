@@ -77,6 +77,9 @@ def _import_folder(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path / "__init__.py", submodule_search_locations=[str(path)])
     if spec is None or spec.loader is None or not (path / "__init__.py").exists():
         raise DeclarationError("KDK-DECLARATION", "an operator's folder needs an __init__.py", value=str(path))
+    if name in sys.modules:  # its kernels are imported later, by this name
+        there = getattr(sys.modules[name], "__path__", ["?"])[0]
+        raise DeclarationError("KDK-DECLARATION", "a folder of this name is loaded", value=str(path), limit=f"from {there}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -3,7 +3,7 @@
     front door (Python)    reads the choice once, makes it a string argument of the op; inlines the reference where asked to
       kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
           register_autograd             keeps what the needed gradients read, and `impl`
-            kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, (0,)-shaped where not needed
+            kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
           fake                          the reference on fake tensors, made contiguous
           CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
 """

@@ -1,10 +1,14 @@
-"""Faults planted in RMSNorm, SwiGLU and RoPE, and what the diagnosis makes of them."""
+"""Faults planted in RMSNorm, SwiGLU, RoPE and softmax, and what the diagnosis makes of them.
+
+Run as a script, it prints each wrong guess and how often the first guess is right.
+"""
 
 import math
 
+import pytest
 import torch
-
-from kdk_bench.diagnose import Diagnosis, diagnose
+from kdk_bench.diagnose import Diagnosis, diagnose, explain
+from kdk_bench.hypotheses import CAUSES
 from kdk_bench.numerics import Pool, judge
 
 ROWS, H, TILE = 96, 320, 128
@@ -47,7 +51,7 @@ def inputs(formula, d):
     if formula is rope:
         angle = torch.arange(ROWS)[:, None] * 10000 ** (-torch.arange(H // 2) / (H // 2))
         angle = torch.cat([angle, angle], -1)
-        return {"x": random(4, ROWS, H).to(d), "cos": angle.cos().to(d), "sin": angle.sin().to(d)}
+        return {"x": random(3, ROWS, H).to(d), "cos": angle.cos().to(d), "sin": angle.sin().to(d)}
     if formula is softmax:
         return {"x": random(ROWS, H).to(d)}
     return {"x": random(ROWS, H).to(d), "w": random(H, seed=1).to(d)}
@@ -122,7 +126,8 @@ def in_bfloat16(squares):
     return s.float()
 
 
-HALF = 2 * TILE  # the last tile starts here, and is partial
+LAST = 2 * TILE  # the last tile starts here, and is partial
+HERE_AND_THERE = slice(1, 90, 7), slice(3, 300, 11)
 FAULTS = [
     # formula, what was done, the cause to find, how
     (rms_norm, "zeros", "constant output", on(torch.zeros_like)),
@@ -132,9 +137,9 @@ FAULTS = [
     (swiglu, "b returned", "returns its input", lambda f, i: i["b"].clone()),
     (rope, "x returned", "returns its input", lambda f, i: i["x"].clone()),
     (swiglu, "a tile of a", "returns its input", lambda f, i: put(f(i), i["a"][32:64], slice(32, 64))),
-    (rms_norm, "tail of columns zero", "unmasked tail", on(lambda k: put(k, 0, slice(None), slice(HALF, None)))),
-    (swiglu, "tail of columns NaN", "unmasked tail", on(lambda k: put(k, math.nan, slice(None), slice(HALF, None)))),
-    (rope, "tail of columns noise", "unmasked tail", on(lambda k: put(k, random(H - HALF), ..., slice(HALF, None)))),
+    (rms_norm, "tail of columns zero", "unmasked tail", on(lambda k: put(k, 0, slice(None), slice(LAST, None)))),
+    (swiglu, "tail of columns NaN", "unmasked tail", on(lambda k: put(k, math.nan, slice(None), slice(LAST, None)))),
+    (rope, "tail of columns noise", "unmasked tail", on(lambda k: put(k, random(H - LAST), ..., slice(LAST, None)))),
     (rms_norm, "the next row counts", "unmasked tail", total(next_row_counts)),
     (softmax, "padding counts as 0", "unmasked tail", tail(0.0)),
     (softmax, "padding counts as 1", "unmasked tail", tail(1.0)),
@@ -142,7 +147,7 @@ FAULTS = [
     (rms_norm, "a tile of NaN", "skipped tile", on(lambda k: put(k, math.nan, slice(0, 32), slice(128, 256)))),
     (swiglu, "one row zero", "skipped tile", on(lambda k: put(k, 0, 5))),
     (rope, "a head zero", "skipped tile", on(lambda k: put(k, 0, 2))),
-    (swiglu, "a tile of noise", "skipped tile", on(lambda k: put(k, 5 * random(32, 128), slice(64, 96), slice(0, 128)))),
+    (swiglu, "a tile of noise", "skipped tile", on(lambda k: put(k, 5 * random(32, 128), slice(64, 96), slice(128)))),
     (swiglu, "the previous tile again", "stale buffer", on(lambda k: put(k, k[32:64], slice(64, 96)))),
     (rms_norm, "the previous columns again", "stale buffer", on(lambda k: put(k, k[:, :128], ..., slice(128, 256)))),
     (rms_norm, "rows one too early", "off by one", on(lambda k: torch.cat([k[1:], random(1, H).to(k.dtype)]))),
@@ -166,13 +171,13 @@ FAULTS = [
     (rms_norm, "w not applied", "wrong scale", change("w", torch.ones_like)),
     (rms_norm, "w applied twice", "wrong scale", change("w", torch.square)),
     (rms_norm, "last element not summed", "lost accumulation", total(lambda s: s[:, :-1].sum(-1, keepdim=True))),
-    (rms_norm, "last tile not summed", "lost accumulation", total(lambda s: s[:, :HALF].sum(-1, keepdim=True))),
-    (rms_norm, "only the last tile summed", "lost accumulation", total(lambda s: s[:, HALF:].sum(-1, keepdim=True))),
+    (rms_norm, "last tile not summed", "lost accumulation", total(lambda s: s[:, :LAST].sum(-1, keepdim=True))),
+    (rms_norm, "only the last tile summed", "lost accumulation", total(lambda s: s[:, LAST:].sum(-1, keepdim=True))),
     (rms_norm, "summed in bfloat16", "lost accumulation", total(in_bfloat16)),
     (rope, "one NaN", "not finite", on(lambda k: put(k, math.nan, 1, 2, 3))),
-    (rms_norm, "infinite here and there", "not finite", on(lambda k: put(k, math.inf, slice(1, 90, 7), slice(3, 300, 11)))),
+    (rms_norm, "infinite here and there", "not finite", on(lambda k: put(k, math.inf, *HERE_AND_THERE))),
     (swiglu, "noise", "unknown", on(lambda k: random(*k.shape, seed=9).to(k.dtype))),
-    (rms_norm, "noise here and there", "unknown", on(lambda k: put(k, 7.0, slice(1, 90, 7), slice(3, 300, 11)))),
+    (rms_norm, "noise here and there", "unknown", on(lambda k: put(k, 7.0, *HERE_AND_THERE))),
 ]
 IN_FLOAT32 = [
     (rms_norm, "output rounded to bfloat16", "missing cast", on(lambda k: k.bfloat16().float())),
@@ -185,12 +190,12 @@ IN_FLOAT32 = [
 IN_BFLOAT16 = [
     (rms_norm, "cut off", "missing cast", lambda f, i: toward_zero(f({n: t.float() for n, t in i.items()}))),
 ]
-# What cannot be told apart without computing the oracle again from other inputs.
-NEEDS_REFERENCE = {
-    (rms_norm, "rows apart"),
+# Seen only by computing the oracle again from other inputs; without a reference the honest guess is "unknown".
+NEED_THE_REFERENCE = {
     (rms_norm, "transposed"),
     (swiglu, "a and b exchanged"),
     (rope, "cos and sin exchanged"),
+    (rope, "positions off by one"),
 }
 
 
@@ -209,11 +214,123 @@ def run(formula, fault, d, with_reference) -> Diagnosis:
         verdict = pool.verdict()
         assert verdict is not None, "the planted fault is no fault"
         assert not verdict.accepted, "the planted fault is no fault"
-    return diagnose(k, y, o, inputs=i, longest=H, reference=formula if with_reference else None)
+    if not with_reference:
+        return diagnose(k, y, o, inputs=i, longest=H)
+    return diagnose(k, y, o, inputs=i, longest=H, tiles=(TILE, 32), reference=formula)
 
 
-TABLE = [(*fault, d) for d in (torch.float32, torch.bfloat16) for fault in FAULTS]
-TABLE += [(*fault, torch.float32) for fault in IN_FLOAT32] + [(*fault, torch.bfloat16) for fault in IN_BFLOAT16]
+TABLE = [(*fault, torch.float32) for fault in FAULTS + IN_FLOAT32]
+TABLE += [(*fault, torch.bfloat16) for fault in FAULTS + IN_BFLOAT16]
+
+
+NAMES = [f"{formula.__name__}-{what}-{str(d)[6:]}" for formula, what, _, _, d in TABLE]
+
+
+@pytest.mark.parametrize("formula, what, cause, fault, d", TABLE, ids=NAMES)
+def test_first_guess_with_a_reference(formula, what, cause, fault, d):
+    found = run(formula, fault, d, with_reference=True)
+    assert found.cause == cause, found.details
+
+
+@pytest.mark.parametrize("formula, what, cause, fault", FAULTS + IN_FLOAT32, ids=NAMES[: len(FAULTS + IN_FLOAT32)])
+def test_first_guess_without_a_reference(formula, what, cause, fault):
+    found = run(formula, fault, torch.float32, with_reference=False)
+    assert found.cause == ("unknown" if (formula, what) in NEED_THE_REFERENCE else cause), found.details
+
+
+def test_every_cause_is_planted():
+    assert {row[2] for row in TABLE} == set(CAUSES)
+
+
+def test_where_it_is_wrong():
+    o = random(256, 512).double() + 10
+    k = o.float()
+    k[128:256, 64:128] = 0
+    k[130, 70] = -5
+    d = diagnose(k, o.float(), o, longest=1, tiles=(128, 64))
+    assert d.worst_index == (130, 70)
+    assert d.got == -5
+    assert d.expected == float(o[130, 70])
+    assert d.box == ((128, 256), (64, 128))
+    assert d.share == 1 / 16
+    assert d.tile == "axis 0: 128-255, tile 1 of 128; axis 1: 64-127, tile 1 of 64"
+    assert d.cause == "skipped tile"
+    first, second = explain(d).splitlines()
+    assert first.startswith("worst at (130, 70): got -5, expected ")
+    assert "0.0625 of the elements are wrong, all in [128:256, 64:128] (axis 0: 128-255" in first
+    assert second == "likely cause: skipped tile: the wrong box holds other values"
+
+
+def test_the_tile_around_a_single_element():
+    o = random(300, 40).double()
+    k = put(o.float(), 9.0, 130, 7)
+    d = diagnose(k, o.float(), o, longest=1, tiles=(128,))
+    assert d.worst_index == (130, 7)
+    assert d.box == ((130, 131), (7, 8))
+    assert d.tile == "axis 0: 128-255, tile 1 of 128; axis 1: 0-39, tile 0 of 128"
+    assert d.cause == "unknown"
+
+
+def test_the_worst_element_is_relative_to_its_slice():
+    o = torch.ones(4, 64, dtype=torch.float64)
+    o[0] = 1e6
+    k = put(put(o.float(), 1e6 + 10, 0, 5), 1.5, 3, 6)
+    assert diagnose(k, o.float(), o, longest=1).worst_index == (3, 6)
+
+
+def test_what_was_there_before():
+    o, before = random(64, 64).double(), random(64, 64, seed=1)
+    k = o.float()
+    k[3:50, 5:60] = before[3:50, 5:60]
+    assert diagnose(k, o.float(), o, longest=1).cause == "unknown"
+    assert diagnose(k, o.float(), o, longest=1, previous=before).cause == "stale buffer"
+
+
+@pytest.mark.parametrize("divisor, text", [(H - 1, "the square root of 320/319"), (1, "longest reduction")])
+def test_a_known_factor_is_named(divisor, text):
+    i = inputs(rms_norm, torch.float32)
+    o = rms_norm({n: t.double() for n, t in i.items()})
+    k = rms_norm(i, divisor=divisor)
+    d = diagnose(k, o.float(), o, longest=H)
+    assert d.cause == "wrong scale"
+    assert text in d.details
+
+
+def test_integers_booleans_and_scalars():
+    o = torch.arange(64).reshape(8, 8)
+    d = diagnose(o + 1, o, o, longest=1)
+    assert d.share == 1
+    assert d.got == d.expected + 1
+    flags = o % 3 == 0
+    assert diagnose(~flags, flags, flags, longest=1).share == 1
+    one = torch.tensor(2.0)
+    d = diagnose(one + 1, one, one.double(), longest=1)
+    assert (d.worst_index, d.box, d.tile) == ((), (), "")
+    assert "worst at ()" in explain(d)
+
+
+def test_nothing_to_diagnose():
+    o = random(4, 8).double()
+    with pytest.raises(ValueError, match="nothing to diagnose"):
+        diagnose(o.float(), o.float(), o, longest=1)
+    with pytest.raises(ValueError, match="cannot compare k"):
+        diagnose(o.float().T, o.float(), o, longest=1)
+    empty = torch.empty(0, 3)
+    with pytest.raises(ValueError, match="nothing to diagnose"):
+        diagnose(empty, empty, empty.double(), longest=1)
+
+
+def test_a_reference_that_refuses_changed_inputs_and_inputs_that_stay():
+    i = inputs(swiglu, torch.float32)
+    held = {n: t.clone() for n, t in i.items()}
+
+    def reference(changed):
+        raise RuntimeError("not for these inputs")
+
+    o = swiglu({n: t.double() for n, t in i.items()})
+    assert diagnose(-o.float(), o.float(), o, longest=1, inputs=i, reference=reference).cause == "swapped operands"
+    assert diagnose(random(ROWS, H, seed=9), o.float(), o, longest=1, inputs=i, reference=reference).cause == "unknown"
+    assert all(torch.equal(held[n], t) for n, t in i.items())
 
 
 def main():

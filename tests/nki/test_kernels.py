@@ -44,9 +44,7 @@ def rms_norm(x, weight, eps):
         )
         nisa.activation(dst=total, op=nl.rsqrt, data=total, scale=1.0 / hidden, bias=eps)
         y = nl.ndarray((n, hidden), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=y, data=tile, op0=nl.multiply, operand0=total, op1=nl.multiply, operand1=scale[0:n]
-        )
+        nisa.scalar_tensor_tensor(dst=y, data=tile, op0=nl.multiply, operand0=total, op1=nl.multiply, operand1=scale[0:n])
         nisa.dma_copy(dst=out[first : first + n], src=y)
     return out
 

@@ -7,13 +7,14 @@ import functools
 import warnings
 from typing import Any
 
-import kdk
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
+
+import kdk
 from kdk import checkpointing, selection
 from kdk.errors import FallbackWarning
 from kdk.selection import bind, current
-from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::kdk.FallbackWarning")
 

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import kdk
 import pytest
 import torch
-from kdk.torch_library import Operator
+from tests.inputs import arguments, results, total
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from tests.inputs import arguments, results, total
+import kdk
+from kdk.torch_library import Operator
 
 pytestmark = pytest.mark.filterwarnings("ignore::kdk.FallbackWarning")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kdk
 import pytest
 import torch
 from torch import Tensor
+
+import kdk
 
 pytestmark = pytest.mark.filterwarnings("ignore::kdk.FallbackWarning")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import kdk
 import pytest
 import torch
+from tests.inputs import arguments, floating, results, total
+from torch import Tensor
+
+import kdk
 from kdk.errors import GradientError
 from kdk.op import Op
 from kdk.torch_library import Operator
-from torch import Tensor
-
-from tests.inputs import arguments, floating, results, total
 
 
 def gradients(operator: Operator, values: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import kdk
 import torch
+
+import kdk
 
 
 def rms_norm(times: int = 1) -> None:

@@ -9,9 +9,10 @@ import threading
 import warnings
 from typing import Any
 
-import kdk
 import pytest
 import torch
+
+import kdk
 from kdk import selection
 from kdk.errors import FallbackWarning, GradientError, RefusedError, UsageError
 from kdk.selection import current
@@ -134,14 +135,14 @@ def test_strict_survives_use_and_set_default() -> None:
 )
 def test_unknown_names(how: Any, code: str) -> None:
     before = dict(selection.DEFAULT)
-    with pytest.raises(UsageError, match="there are|has ") as e:
+    with pytest.raises(UsageError, match=r"there are|has ") as e:
         how()
     assert e.value.code == code
-    assert selection.DEFAULT == before and current("cube") == ""
+    assert before == selection.DEFAULT and current("cube") == ""
 
 
 def test_an_unknown_operator() -> None:
-    with pytest.raises(AttributeError, match="no operator 'rmsnorm'; there are .*rms_norm"):
+    with pytest.raises(AttributeError, match=r"no operator 'rmsnorm'; there are .*rms_norm"):
         kdk.ops.rmsnorm  # noqa: B018
 
 
@@ -189,11 +190,11 @@ def test_a_refusal_moves_on_warns_once_and_is_counted() -> None:
 
 
 def test_strict_raises() -> None:
-    with kdk.strict(), pytest.raises(RefusedError, match="cube.forward: torch refused.*39 columns.*Way out: leave"):
+    with kdk.strict(), pytest.raises(RefusedError, match=r"cube.forward: torch refused.*39 columns.*Way out: leave"):
         cube(torch.randn(3, 39))
     with kdk.strict(), kdk.use("torch"), pytest.raises(RefusedError, match="no algorithm"):
         kdk.ops.rms_norm(torch.randn(2, 4), torch.ones(4), 1e-5)
-    with kdk.strict(), kdk.use("triton"), pytest.raises(RefusedError, match="torch.func"):
+    with kdk.strict(), kdk.use("triton"), pytest.raises(RefusedError, match=r"torch.func"):
         torch.func.grad(lambda x: cube(x).sum())(torch.randn(2, 4))
 
 
@@ -218,7 +219,7 @@ def test_a_gradient_that_the_backward_lacks_is_inlined() -> None:
     assert [(row.how, row.reason, row.calls) for row in r.rows] == [("device", "", 2), ("inlined", "gradient of table", 2)]
     with kdk.strict(), pytest.raises(RefusedError, match="gradient of its argument 'table'"):
         kdk.ops.times_table(x, table)
-    with pytest.raises(GradientError, match="no gradient for 'table'.*use\\(times_table='reference'\\)"):
+    with pytest.raises(GradientError, match=r"no gradient for 'table'.*use\(times_table='reference'\\)"):
         torch.ops.kdk.times_table(x, table)
 
 

@@ -62,7 +62,7 @@ def float32_sample(dtype: torch.dtype) -> torch.Tensor:
 
 
 def nearest(x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Round to nearest even by search among all values of the format: an oracle that shares no code with any library's cast."""
+    """Round to nearest even by search among all values of the format: shares no code with any cast."""
     codes = every_value(dtype)
     values = codes.double().numpy()
     finite = np.isfinite(values)

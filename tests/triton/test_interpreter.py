@@ -47,18 +47,32 @@ def compile_scaled_square(target=("cuda", 90, 32)):
 
 def state():
     """Everything of Triton that the simulator replaces at some time."""
-    owners = [tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base, libdevice, stock, stock.InterpreterBuilder]
+    owners = [
+        tl,
+        tl.core,
+        tl.math,
+        tl.tensor,
+        tl.dtype,
+        tl.core.tensor_descriptor_base,
+        libdevice,
+        stock,
+        stock.InterpreterBuilder,
+    ]
     owners += [JITFunction, Autotuner, ASTSource, driver]
     return [dict(vars(owner)) for owner in owners]
 
 
 def test_importing_replaces_nothing():
-    code = (
-        "import triton, triton.language as tl; from triton.runtime.jit import JITFunction as J;"
-        "from triton.runtime import interpreter as I, driver; was = [dict(vars(o)) for o in (tl, tl.core, tl.tensor, J, I)];"
-        "import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.repair;"
-        "assert was == [dict(vars(o)) for o in (tl, tl.core, tl.tensor, J, I)] and driver._active is None; print('same')"
-    )
+    code = """
+import triton, triton.language as tl
+from triton.runtime import driver, interpreter
+from triton.runtime.jit import JITFunction
+owners = tl, tl.core, tl.tensor, JITFunction, interpreter, interpreter.InterpreterBuilder
+was = [dict(vars(owner)) for owner in owners]
+import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.repair
+assert was == [dict(vars(owner)) for owner in owners] and driver._active is None
+print("same")
+"""
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "same\n"
 
 
@@ -172,7 +186,9 @@ def test_triton_interpret_is_refused():
     code = "from kdk.backends.triton.simulate import interpret\nwith interpret(): pass"
     import os
 
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
     assert "KDK-TRITON-INTERPRET" in done.stderr
 
 
@@ -437,4 +453,6 @@ def test_errors_in_a_kernel_name_the_program_and_keep_their_type():
     with interpret(), pytest.raises(ValueError) as caught:
         wrong[(2,)](torch.empty(1))
     assert any("program (1, 0, 0) of wrong" in note for note in caught.value.__notes__)
-    assert any(str(entry.path).endswith("test_interpreter.py") and entry.name == "_kdk_kernel" for entry in caught.traceback)
+    assert any(
+        str(entry.path).endswith("test_interpreter.py") and entry.name == "_kdk_kernel" for entry in caught.traceback
+    )

@@ -1,4 +1,4 @@
-"""Every kind of memory fault, planted: it is caught with the argument's name, and the correct twin of the kernel passes."""
+"""Every kind of memory fault, planted: it is caught with the argument's name; the correct twin passes."""
 
 import pickle
 
@@ -47,12 +47,16 @@ def test_load_past_the_end():
 
 
 def test_store_past_the_end():
-    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False))
+    error = fault(
+        "KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False)
+    )
     assert (error.argument, error.offset) == ("out", 100)
 
 
 def test_the_error_survives_pickling_as_text():
-    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False))
+    error = fault(
+        "KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False)
+    )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
@@ -72,7 +76,10 @@ def test_neighbours_of_a_view_are_out_of_bounds():
     whole = torch.randn(96)
     chunk = whole[32:64]
     passes(lambda: copy[(1,)](chunk, torch.empty(32), 32, 1, BLOCK=32, MASKED=True))
-    assert fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](chunk, torch.empty(64), 64, 1, BLOCK=64, MASKED=True)).offset == 32
+    assert (
+        fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](chunk, torch.empty(64), 64, 1, BLOCK=64, MASKED=True)).offset
+        == 32
+    )
     assert fault("KDK-TRITON-BOUNDS", lambda: before_the_start[(1,)](chunk, torch.empty(16), BLOCK=16)).offset == -1
 
 
@@ -115,12 +122,16 @@ def sum_pair(pointers, out, BLOCK: tl.constexpr):
 
 
 def test_members_of_a_tuple_are_named():
-    error = fault("KDK-TRITON-BOUNDS", lambda: sum_pair[(1,)]((torch.randn(16), torch.randn(15)), torch.empty(16), BLOCK=16))
+    error = fault(
+        "KDK-TRITON-BOUNDS", lambda: sum_pair[(1,)]((torch.randn(16), torch.randn(15)), torch.empty(16), BLOCK=16)
+    )
     assert error.argument == "pointers[1]"
 
 
 def test_an_empty_argument_has_no_elements():
-    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](torch.empty(0), torch.empty(16), 16, 1, BLOCK=16, MASKED=True))
+    error = fault(
+        "KDK-TRITON-BOUNDS", lambda: copy[(1,)](torch.empty(0), torch.empty(16), 16, 1, BLOCK=16, MASKED=True)
+    )
     assert error.argument == "x"
 
 
@@ -209,7 +220,9 @@ def initialise_then_add(out, INITIALISE: tl.constexpr):
 
 
 def test_initialising_an_atomic_sum_in_the_kernel():
-    assert "atomic-plain" in str(fault("KDK-TRITON-RACE", lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=True)))
+    assert "atomic-plain" in str(
+        fault("KDK-TRITON-RACE", lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=True))
+    )
     passes(lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=False))
 
 
@@ -227,7 +240,9 @@ def test_a_counter_orders_programs():
 
     def launch(count):
         out = torch.empty(1)
-        last_one_sums[(4,)](torch.ones(64), torch.empty(4), torch.zeros(1, dtype=torch.int32), out, BLOCK=16, COUNT=count)
+        last_one_sums[(4,)](
+            torch.ones(64), torch.empty(4), torch.zeros(1, dtype=torch.int32), out, BLOCK=16, COUNT=count
+        )
         assert out.item() == 64
 
     passes(lambda: launch(True))
@@ -278,7 +293,13 @@ def masked_sum(x, out, N, OTHER: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize(
     "dtype, target",
-    [(torch.float32, "sm_90"), (torch.bfloat16, "sm_90"), (torch.float16, "sm_90"), (torch.int32, "sm_90"), (torch.int64, "sm_90")],
+    [
+        (torch.float32, "sm_90"),
+        (torch.bfloat16, "sm_90"),
+        (torch.float16, "sm_90"),
+        (torch.int32, "sm_90"),
+        (torch.int64, "sm_90"),
+    ],
 )
 def test_masked_lanes_without_other_are_undefined(dtype, target):
     x, out = torch.ones(10).to(dtype), torch.zeros(1, dtype=dtype)

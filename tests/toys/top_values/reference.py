@@ -1,6 +1,7 @@
 import torch
-from kdk.errors import InputError
 from torch import Tensor
+
+from kdk.errors import InputError
 
 
 def top_values(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

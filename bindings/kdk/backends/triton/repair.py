@@ -32,10 +32,28 @@ def _is_toward_zero(rounding_mode: Any) -> bool:
 
 
 def FUNCTIONS() -> dict[tuple[Any, str], Any]:
-    """Functions of Triton's interpreter to replace during a launch."""
+    """Functions of Triton's interpreter and language to replace during a launch."""
     from triton.runtime import interpreter as stock
 
-    return {(stock, "_get_np_dtype"): numpy_dtype, (stock, "_convert_float"): _convert_float}
+    tl = _tl()
+    return {
+        (stock, "_get_np_dtype"): numpy_dtype,
+        (stock, "_convert_float"): _convert_float,
+        (tl.dtype, "to_ir"): _to_ir,
+        (tl.tensor, "__index__"): lambda tensor: int(tensor.handle.data.item()),  # int() of an array fails in NumPy 2.4
+    }
+
+
+def _to_ir(kind: Any, builder: Any) -> Any:
+    """The interpreter's types are Triton's own; as the compiler's function of this name, refuse what a target lacks."""
+    if kind.name.startswith("fp8") and kind.name not in builder.options.supported_fp8_dtypes:
+        raise SimulationError(
+            "KDK-TRITON-FP8",
+            f"{builder.session.name} has no such 8-bit float",
+            value=str(kind),
+            limit=f"it has {', '.join(builder.options.supported_fp8_dtypes)}",
+        )
+    return kind
 
 
 def _handle(data: Array, kind: Any) -> Any:
@@ -58,31 +76,6 @@ class _Target(_Builder):
         self.options = dataclasses.replace(options, sanitize_overflow=bool(options.debug))
         smallest = session.backend.get_codegen_implementation(options)["min_dot_size"]
         self.codegen_fns["min_dot_size"] = functools.partial(_check_dot, smallest, session.name)
-
-    def _fp8(self, kind: Any) -> Any:
-        if kind.name not in self.options.supported_fp8_dtypes:
-            raise SimulationError(
-                "KDK-TRITON-FP8",
-                f"{self.session.name} has no such 8-bit float",
-                value=str(kind),
-                limit=f"it has {', '.join(self.options.supported_fp8_dtypes)}",
-            )
-        return kind
-
-    def get_fp8e4nv_ty(self) -> Any:
-        return self._fp8(_tl().float8e4nv)
-
-    def get_fp8e4b8_ty(self) -> Any:
-        return self._fp8(_tl().float8e4b8)
-
-    def get_fp8e4b15_ty(self) -> Any:
-        return self._fp8(_tl().float8e4b15)
-
-    def get_fp8e5_ty(self) -> Any:
-        return self._fp8(_tl().float8e5)
-
-    def get_fp8e5b16_ty(self) -> Any:
-        return self._fp8(_tl().float8e5b16)
 
 
 def _tl() -> Any:
@@ -255,13 +248,9 @@ class _ExternalFunctions(_Builder):
 
     @staticmethod
     def needed(stock: Any) -> bool:
-        try:
-            stock.create_extern_elementwise(
-                "", "", "__nv_fabsf", [_handle(np.ones(1, np.float32), _tl().float32)], _tl().float32, True
-            )
-        except NotImplementedError:
-            return True
-        return False
+        kind = _tl().float32
+        one = _handle(np.ones(1, np.float32), kind)
+        return bool(stock.create_extern_elementwise("", "", "__nv_fabsf", [one], kind, True).data[0] != 1)
 
     def create_extern_elementwise(
         self, library: str, path: str, symbol: str, args: list[Any], kind: Any, is_pure: bool
@@ -309,7 +298,68 @@ class _MinMaxSkipNan(_Builder):
         return self.ternary_op(arg, lo, hi, np.clip)
 
 
-REPAIRS = (_SmallFloats, _Dot, _ExternalFunctions, _FmaRoundsOnce, _MinMaxSkipNan)
+class _HighHalfIsUnsigned(_Builder):
+    """tl.umulhi multiplies bit patterns; signed operands were multiplied as signed (before 3.9)."""
+
+    @staticmethod
+    def needed(stock: Any) -> bool:
+        kind = _tl().int32
+        minus_one = _handle(np.array([-1], np.int32), kind)
+        return bool(stock.create_umulhi(minus_one, minus_one).data[0] != -2)
+
+    def create_umulhi(self, lhs: Any, rhs: Any) -> Any:
+        dtype = lhs.data.dtype
+        wide: Any = object if dtype.itemsize == 8 else np.uint64
+        high = (bits(lhs.data).astype(wide) * bits(rhs.data).astype(wide)) >> (8 * dtype.itemsize)
+        return _handle(high.astype(f"u{dtype.itemsize}").view(dtype), lhs.dtype)
+
+
+class _OneBitWraps(_Builder):
+    """int1 is an integer of one bit, whose sum wraps; NumPy's booleans saturate (before 3.9)."""
+
+    @staticmethod
+    def needed(stock: Any) -> bool:
+        true = _handle(np.array([True]), _tl().int1)
+        return bool(stock.binary_op(true, true, np.add).data[0])
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
+        if lhs.data.dtype != np.bool_ or rhs.data.dtype != np.bool_:
+            return super().binary_op(lhs, rhs, op)
+        return _handle((op(lhs.data.astype(np.int8), rhs.data.astype(np.int8)) & 1).astype(np.bool_), lhs.dtype)
+
+
+class _HistogramBins(_Builder):
+    """tl.histogram drops what lies outside the bins and counts in int32 (before 3.9: the last bin also got N)."""
+
+    @staticmethod
+    def needed(stock: Any) -> bool:
+        data = _handle(np.array([0, 2], np.int64), _tl().int64)
+        counts = stock.create_histogram(data, 2, None).data
+        return counts.dtype != np.int32 or counts.tolist() != [1, 0]
+
+    def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
+        active = lanes(mask, data.data.shape) if mask is not None else np.ones(data.data.shape, np.bool_)
+        values = data.data[active & (data.data >= 0) & (data.data < bins)].astype(np.int64)
+        return _handle(np.bincount(values, minlength=bins).astype(np.int32), _tl().int32)
+
+
+REPAIRS: tuple[Any, ...] = (
+    _SmallFloats,
+    _Dot,
+    _ExternalFunctions,
+    _FmaRoundsOnce,
+    _MinMaxSkipNan,
+    _HighHalfIsUnsigned,
+    _OneBitWraps,
+    _HistogramBins,
+)
+
+
+def _is_needed(repair: Any, stock: Any) -> bool:
+    try:
+        return repair.needed(stock)
+    except Exception:  # a builder that cannot even do the smallest case
+        return True
 
 
 @functools.cache
@@ -319,5 +369,5 @@ def builder_class() -> type:
     from triton.runtime.interpreter import InterpreterBuilder
 
     stock = InterpreterBuilder()
-    needed = [repair for repair in REPAIRS if repair.needed(stock)]
+    needed = [repair for repair in REPAIRS if _is_needed(repair, stock)]
     return type("Builder", (Tracking, _Target, *needed, InterpreterBuilder), {})

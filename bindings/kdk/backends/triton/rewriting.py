@@ -36,7 +36,8 @@ def _rewrite(kernel: Any, semantic: Any) -> Callable[..., Any]:
     from triton.runtime import interpreter as stock
 
     original = kernel.fn
-    added = {"interpreter_semantic": semantic, "_kdk_and": _and, "_kdk_or": _or, "_kdk_not": _not, "_kdk_branch": _branch}
+    added: dict[str, Any] = {"_kdk_and": _and, "_kdk_or": _or, "_kdk_not": _not, "_kdk_branch": _branch}
+    added["interpreter_semantic"] = semantic
     comparison = getattr(stock, "_InterpreterComparison", None)
     if comparison is not None:
         added["_InterpreterComparison"] = comparison

@@ -10,6 +10,7 @@ that the vendor's compiler accepts a kernel. Imports no torch.
 
 from __future__ import annotations
 
+from .cost.timeline import write_timeline
 from .errors import CHECKS, NkiValidationError
 from .host import TensorSpec
 from .modules import install, is_emulator, vendor_nki_available
@@ -26,4 +27,5 @@ __all__ = [
     "jit",
     "simulate",
     "vendor_nki_available",
+    "write_timeline",
 ]

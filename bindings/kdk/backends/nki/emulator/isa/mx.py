@@ -142,8 +142,8 @@ def nc_matmul_mx(
     (a, left), (b, right) = (_dequantize(ins, t, s) for t, s in zip((stationary, moving), scales))
     fine: Usable = True
     if left is not True or right is not True:
-        columns_left = np.ones(m, bool) if left is True else np.broadcast_to(left, (k, m)).all(0)
-        columns_right = np.ones(columns, bool) if right is True else np.broadcast_to(right, (k, columns)).all(0)
+        columns_left: Any = np.ones(m, bool) if left is True else np.broadcast_to(left, (k, m)).all(0)
+        columns_right: Any = np.ones(columns, bool) if right is True else np.broadcast_to(right, (k, columns)).all(0)
         fine = np.logical_and(columns_left[:, None], columns_right[None, :])
     multiply_into(ins, dst, a, b, fine, accumulate)
     return ins.done(max(min(64, m), columns), flops=2 * 4 * k * m * columns)

@@ -1,0 +1,68 @@
+"""A declaration that contradicts itself is refused when it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kdk import Op
+from kdk.errors import DeclarationError
+
+
+def double(x: Tensor, times: int = 2) -> tuple[Tensor, Tensor]:
+    """x times a number.
+
+    And more.
+    """
+    return x * times, x.sum(-1)
+
+
+def double_backward(grad: Tensor, times: int, needs: str) -> Tensor:
+    return grad * times
+
+
+def declare(**changes: Any) -> Op:
+    usual: dict[str, Any] = {
+        "reference": double,
+        "check": lambda x, times=2: None,
+        "kind": "row",
+        "outputs": ("y",),
+        "saved": ("sums",),
+        "shapes": {"x": "*N H", "y": "*N H", "sums": "*N"},
+        "backward": double_backward,
+        "uses": {"x": ()},
+    }
+    return Op(**{**usual, **changes})
+
+
+def test_what_follows_from_it() -> None:
+    op = declare()
+    assert (op.name, op.tensors, list(op.arguments), op.summary) == ("double", ("x",), ["x", "times"], "x times a number.")
+    assert op.function("forward") is double and op.function("backward") is double_backward
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shapes": {"x": "*N H", "y": "*N H", "sums": "*N", "z": "H"}}, "`shapes` names 'z'.*x, y, sums"),
+        ({"shapes": {"x": "*N H", "y": "*N H"}}, "`shapes` lacks 'sums'"),
+        ({"uses": {"z": ()}}, "`uses` names 'z'"),
+        ({"uses": {}}, "`backward` and `uses` go together"),
+        ({"backward": None}, "`backward` and `uses` go together"),
+        ({"mixed": {"z": "float32"}}, "`mixed` names 'z'"),
+        ({"longest": {"z": "H"}}, "`longest` names 'z'"),
+        ({"longest": {"grad z": "H"}}, "`longest` names 'grad z'"),
+    ],
+)
+def test_contradictions(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=f"operator double: {message}"):
+        declare(**changes)
+
+
+def test_it_is_not_changed_later() -> None:
+    with pytest.raises(AttributeError):
+        declare().kind = "algorithmic"  # type: ignore[misc]
+    assert torch.equal(declare().reference(torch.ones(2))[0], torch.full((2,), 2.0))
