@@ -254,11 +254,11 @@ DEFAULT = "default choice"
 TARGETS = ("sm_90", "v6e", "trn2")
 
 
-def job(sizes: tuple[Size, Size] = (REAL, TWIN), targets: Sequence[str] = TARGETS) -> Iterator[Row]:
+def job(real: Size, twin: Size, targets: Sequence[str]) -> Iterator[Row]:
     """All rows: the real width on the references, its twin in the simulators."""
     for size, hows in (
-        (sizes[0], lambda: {PLAIN: kdk.use("reference"), DEFAULT: contextlib.nullcontext()}),
-        (sizes[1], lambda: {PLAIN: kdk.use("reference"), **{target: kdk.simulate(target) for target in targets}}),
+        (real, lambda: {PLAIN: kdk.use("reference"), DEFAULT: contextlib.nullcontext()}),
+        (twin, lambda: {PLAIN: kdk.use("reference"), **{target: kdk.simulate(target) for target in targets}}),
     ):
         master = build(size)
         for dtype in DTYPES:
@@ -308,7 +308,7 @@ def main() -> int:
     start = time.perf_counter()
     console.print(f"Llama of {REAL.name}: {REAL.layers} layers, hidden {REAL.hidden}, {REAL.tokens} tokens; patching:")
     console.print(escape(str(kdk.patch(build(TWIN)))), highlight=False)
-    rows = list(job())
+    rows = list(job(REAL, TWIN, TARGETS))
     console.print(table(rows))
     failed = [(row, failure) for row in rows for failure in row.failures]
     for row, failure in failed:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dis
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,25 +106,18 @@ def global_functions(function: Callable[..., Any]) -> dict[str, Callable[..., An
     return {name: value for name, value in found.items() if isinstance(value, types.FunctionType)}
 
 
-class quiet_trials:
+@contextlib.contextmanager
+def quiet_trials() -> Iterator[None]:
     """Trials leave no trace: random state, autocast, default device and the choice of an implementation stay outside."""
-
-    def __enter__(self) -> None:
-        contexts = (
-            torch.random.fork_rng(devices=[]),
-            torch.device("cpu"),
-            torch.autocast("cpu", enabled=False),
-            torch.no_grad(),
-            use("reference"),
-        )
-        self.contexts = contexts
-        for context in contexts:
-            context.__enter__()
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.device("cpu"),
+        torch.autocast("cpu", enabled=False),
+        torch.no_grad(),
+        use("reference"),
+    ):
         torch.manual_seed(0)
-
-    def __exit__(self, *exc: Any) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(None, None, None)
+        yield
 
 
 def stand_in(module: nn.Module, trial: Trial, called: tuple[str, ...]) -> nn.Module:
