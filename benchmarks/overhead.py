@@ -91,7 +91,7 @@ def measure() -> dict[tuple[str, str], list[float]]:
 
 def import_seconds() -> tuple[list[float], list[float]]:
     """Of `import torch`, and of `import kdk.ops` after it; a new process each round."""
-    code = "from time import process_time as now; a = now(); import torch; b = now(); import kdk.ops; c = now(); print(b - a, c - b)"
+    code = "from time import process_time as t; a = t(); import torch; b = t(); import kdk.ops; print(b - a, t() - b)"
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     torch_alone, kdk_ops = [], []
     for _ in range(IMPORTS):

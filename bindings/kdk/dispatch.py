@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _is_alias_of
+from torch._C import _is_alias_of  # type: ignore[attr-defined]
 
 from kdk.backends import LANGUAGES, Language
 from kdk.errors import FallbackWarning, RefusedError
@@ -41,6 +42,13 @@ class Candidate:
     @functools.cached_property
     def tally(self) -> Tally:
         return tally(self.key)
+
+    def because(self, reason: str) -> Candidate:
+        """The same candidate, counted with a reason for taking it."""
+        other = copy.copy(self)
+        other.__dict__.pop("tally", None)
+        other.key = self.key._replace(reason=reason)
+        return other
 
     def refused(self, reason: str, strict: bool) -> None:
         """Count the refusal, warn the first time; raise when strict."""
@@ -191,6 +199,7 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
     defaults = [p.default for p in parameters]
     tensor = next((i for i, p in enumerate(parameters) if p.annotation is Tensor), None)
     check = op.check if direction == "forward" else None
+    finish = no_nones if direction == "backward" else None
     plans: dict[tuple[str, torch.device], tuple[list[Candidate], bool]] = {}
 
     def make_plan(impl: str, device: torch.device) -> tuple[list[Candidate], bool]:
@@ -206,18 +215,19 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
         device = first_tensor(args).device if tensor is None else args[tensor].device
         candidates, strict = plans.get((impl, device)) or make_plan(impl, device)
         for candidate in candidates:
-            if candidate.refuse is not None:
-                if candidate.kernel and _is_empty(args):  # nothing to launch: the reference knows the shapes
-                    candidate = candidates[-1]
-                    tally(candidate.key._replace(reason="empty input")).add()
-                    return no_nones(candidate.function(*args), args)
-                reason = candidate.refuse(args)
-                if reason is not None:
-                    candidate.refused(reason, strict)
-                    continue
-            candidate.tally.add()
-            return no_nones(candidate.function(*args), args)
-        raise AssertionError("the reference refuses nothing")
+            refuse = candidate.refuse
+            if refuse is None:
+                break
+            if candidate.kernel and _is_empty(args):  # nothing to launch: the reference, the last one, knows the shapes
+                candidate = candidates[-1].because("empty input")
+                break
+            reason = refuse(args)
+            if reason is None:
+                break
+            candidate.refused(reason, strict)
+        candidate.tally.add()
+        result = candidate.function(*args)
+        return result if finish is None else finish(result, args)
 
     return run
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.dispatch import body, contiguous_and_new, no_nones
@@ -121,8 +122,6 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in op.uses)
 
     def trim(result: Any) -> Any:
-        if not saved:
-            return result
         return result[0] if outputs == 1 else result[:outputs]
 
     def not_differentiable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -136,10 +135,10 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         impl = current(name)
         reason = ""
-        if torch.compiler.is_compiling():  # a constant under dynamo; true in non-strict export too
+        if is_compiling():  # a constant under dynamo; true in non-strict export too
             if impl.startswith("reference") or (inline and impl in ("", "!")):
                 reason = "compile"
-        elif impl.startswith("reference"):
+        elif impl and impl.startswith("reference"):
             reason = "use"
         elif maybe_current_level() is not None:  # vmap, grad, jvp
             reason = "torch.func"
@@ -152,15 +151,15 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
                 if impl.endswith("!"):
                     raise RefusedError("KDK-REFUSED", f"{name} has no kernel for the gradient of its argument {argument!r}")
         if not reason:
-            if impl:
-                return trim(forward(*args, impl=impl, **kwargs))
-            return trim(forward(*args, **kwargs))
+            result = forward(*args, impl=impl, **kwargs) if impl else forward(*args, **kwargs)
+            return trim(result) if saved else result
         _note_inlined(name, reason)
-        if reason == "compile" and torch.compiler.is_dynamo_compiling():
+        if reason == "compile" and is_dynamo_compiling():
             _check_traced(check, args, kwargs)
         else:
             check(*args, **kwargs)
-        return trim(reference(*args, **kwargs))
+        result = reference(*args, **kwargs)
+        return trim(result) if saved else result
 
     functools.update_wrapper(call, op.reference)
     signature = inspect.signature(op.reference)
