@@ -19,13 +19,9 @@ FAULTS = {
     repair.ExternalFunctions: {"create_extern_elementwise": lambda self, *_: 1 / 0},
     repair.FmaRoundsOnce: {"create_fma": lambda self, x, y, z: made(x.data * y.data + z.data, z)},
     repair.MinMaxSkipNan: {"create_maxnumf": lambda self, a, b: made(np.maximum(a.data, b.data), a)},
-    repair.HighHalfIsUnsigned: {
-        "create_umulhi": lambda self, a, b: made((a.data.astype(np.int64) * b.data >> 32).astype(np.int32), a)
-    },
+    repair.HighHalfIsUnsigned: {"create_umulhi": lambda self, a, b: made((a.data.astype(np.int64) * b.data >> 32).astype(np.int32), a)},
     repair.OneBitWraps: {"binary_op": lambda self, a, b, op: made(op(a.data, b.data), a)},
-    repair.HistogramBins: {
-        "create_histogram": lambda self, data, bins, mask: made(np.histogram(data.data, bins, (0, bins))[0], data)
-    },
+    repair.HistogramBins: {"create_histogram": lambda self, data, bins, mask: made(np.histogram(data.data, bins, (0, bins))[0], data)},
 }
 
 
