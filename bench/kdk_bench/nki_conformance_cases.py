@@ -138,3 +138,29 @@ def _rmsnorm(_: Any) -> Built:
     x, w = normal(200, 256), normal(256, seed=1)
     want = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6) * w
     return (x, w, 1e-6), {}, want
+
+
+MX = "nki/deep-dives/src/mxfp-matmul/mx_kernels.py"
+for _function, _copy in (
+    ("kernel_copy_strided_quantize_matmul_mx", True),
+    ("kernel_copy_strided_quantize_matmul_mx", False),
+    ("kernel_copy_strided_quantize_matmul_mx_packed_scale", True),
+):
+
+    @case("sdk", f"{_function}[{_copy}]", MX, _function, target="trn3", tolerance=0.05)
+    def _mx_matmul(_: Any, copy: bool = _copy) -> Built:
+        """float8 operands: the tolerance is their rounding, summed over 512 products."""
+        a, b = normal(512, 128, dtype=ml_dtypes.bfloat16), normal(512, 512, seed=1, dtype=ml_dtypes.bfloat16)
+        want = a.astype(np.float64).T @ b.astype(np.float64)
+        return (a, b, "float8_e4m3fn_x4", copy), {}, want
+
+
+@case("sdk", "kernel_offline_quantized_mx_matmul", MX, "kernel_offline_quantized_mx_matmul", target="trn3", tolerance=2**-7)
+def _mx_offline(_: Any) -> Built:
+    """Packed float8 operands with scales of 1."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((128, 4 * n), np.float32).astype(ml_dtypes.float8_e5m2) for n in (128, 512))
+    scales = [np.full((16, n), 127, np.uint8) for n in (128, 512)]
+    left, right = (x.astype(np.float64).reshape(128, -1, 4) for x in (a, b))
+    want = np.einsum("kiq,kjq->ij", left, right)
+    return (a.view(np.uint32), scales[0], b.view(np.uint32), scales[1], "float8_e5m2_x4"), {}, want

@@ -141,24 +141,46 @@ def _rmsnorm_quant(module: ModuleType) -> Built:
     return (normal(1, 256, 512, dtype=ml_dtypes.bfloat16), normal(512, dtype=ml_dtypes.bfloat16), kargs), {}, None
 
 
-@case("nki-library", "attention_cte", "nkilib.core.attention.attention_cte", "attention_cte", tolerance=BF16, **SOURCE)
-def _attention(module: ModuleType) -> Built:
-    # its dataclass SectionParams has fields without annotations: Python gives it a constructor without arguments
-    fields = {name: None for name in vars(module.SectionParams) if "section" in name}
-    module.SectionParams = type("SectionParams", (module.nl.NKIObject,), fields)  # type: ignore[attr-defined]
-    q, k, v = (tensor(2, 512, 128, seed=i, dtype="bfloat16") for i in range(3))
-    kt = k.transpose(1, 2).contiguous()
-    scores = q.double() @ k.double().transpose(1, 2) * 0.1
-    torch = _torch()
-    scores = scores.masked_fill(torch.triu(torch.ones(512, 512, dtype=torch.bool), 1), float("-inf"))
-    return (q, kt, v), {"scale": 0.1}, torch.softmax(scores, -1) @ v.double()
+for _grid, _window in ((0, None), (2, None), (2, 128)):
+
+    @case(
+        "nki-library",
+        f"attention_cte[{_grid or 1}, window {_window}]",
+        "nkilib.core.attention.attention_cte",
+        "attention_cte",
+        grid=_grid,
+        tolerance=BF16,
+        **SOURCE,
+    )
+    def _attention(module: ModuleType, window: int | None = _window) -> Built:
+        # its dataclass SectionParams has fields without annotations: Python gives it a constructor without arguments
+        fields = {name: None for name in vars(module.SectionParams) if "section" in name}
+        module.SectionParams = type("SectionParams", (module.nl.NKIObject,), fields)  # type: ignore[attr-defined]
+        torch = _torch()
+        q, k, v = (tensor(2, 512, 128, seed=i, dtype="bfloat16") for i in range(3))
+        q = q / 8
+        scores = q.double() @ k.double().transpose(1, 2)
+        row, column = torch.arange(512)[:, None], torch.arange(512)[None]
+        hidden = (column > row) | (column <= row - window if window else torch.zeros(1, dtype=torch.bool))
+        want = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ v.double()
+        return (q, k.transpose(1, 2).contiguous(), v), {"sliding_window": window}, want
 
 
-@case("nki-library", "conv1d", "nkilib.experimental.conv.conv1d", "conv1d", tolerance=1e-4, **SOURCE)
-def _conv1d(_: ModuleType) -> Built:
-    x, filters, bias = tensor(2, 64, 200), tensor(3, 64, 96, seed=1), tensor(96, seed=2)
-    want = _torch().nn.functional.conv1d(x.double(), filters.permute(2, 1, 0).double(), bias.double(), padding=1)
-    return (x, filters, bias), {"padding": (1, 1)}, want
+for _stride, _dilation in ((1, 1), (2, 1), (1, 3)):
+
+    @case(
+        "nki-library",
+        f"conv1d[stride {_stride}, dilation {_dilation}]",
+        "nkilib.experimental.conv.conv1d",
+        "conv1d",
+        tolerance=1e-4,
+        **SOURCE,
+    )
+    def _conv1d(_: ModuleType, stride: int = _stride, dilation: int = _dilation) -> Built:
+        x, filters, bias = tensor(2, 64, 200), tensor(3, 64, 96, seed=1), tensor(96, seed=2)
+        settings = {"stride": stride, "dilation": dilation}
+        want = _torch().nn.functional.conv1d(x.double(), filters.permute(2, 1, 0).double(), bias.double(), padding=1, **settings)
+        return (x, filters, bias), {"padding": (1, 1), **settings}, want
 
 
 @case(
@@ -175,10 +197,21 @@ def _output_projection(_: ModuleType) -> Built:
     return (attention, weight), {}, want
 
 
-@case("nki-library", "qkv", "nkilib.core.qkv.qkv", "qkv", tolerance=BF16, **SOURCE)
-def _qkv(_: ModuleType) -> Built:
-    hidden, weight = tensor(1, 512, 1024, dtype="bfloat16"), tensor(1024, 768, seed=1, dtype="bfloat16")
-    return (hidden, weight), {}, hidden.double() @ weight.double()
+for _norm in ("NO_NORM", "RMS_NORM", "LAYER_NORM"):
+
+    @case("nki-library", f"qkv[{_norm}]", "nkilib.core.qkv.qkv", "qkv", tolerance=BF16, **SOURCE)
+    def _qkv(module: ModuleType, norm: str = _norm) -> Built:
+        torch = _torch()
+        hidden, weight = tensor(1, 512, 1024, dtype="bfloat16"), tensor(1024, 768, seed=1, dtype="bfloat16")
+        gamma, beta = tensor(1, 1024, seed=2, dtype="bfloat16"), tensor(1, 1024, seed=3, dtype="bfloat16")
+        x, settings = hidden.double(), {"fused_norm_type": getattr(module.NormType, norm)}
+        if norm == "RMS_NORM":
+            x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gamma.double()
+            settings |= {"gamma_norm_weights": gamma}
+        elif norm == "LAYER_NORM":
+            x = torch.nn.functional.layer_norm(x, (1024,), gamma[0].double(), beta[0].double(), 1e-6)
+            settings |= {"gamma_norm_weights": gamma, "layer_norm_bias": beta}
+        return (hidden, weight), settings, x @ weight.double()
 
 
 @case(
@@ -195,6 +228,7 @@ def _mxfp_load(_: ModuleType) -> Built:
     return (tensor(128, 1024, dtype="bfloat16"),), {}, None
 
 
+@case("nki-library", "attention_bwd[2]", "nkilib.core.attention.attention_bwd", "attention_bwd", grid=2, tolerance=BF16, **SOURCE)
 @case("nki-library", "attention_bwd", "nkilib.core.attention.attention_bwd", "attention_bwd", tolerance=BF16, **SOURCE)
 def _attention_backward(module: ModuleType) -> Built:
     q, k, v, dy = (tensor(1, 2, 128, 512, seed=i) for i in range(4))
@@ -241,3 +275,27 @@ def _indexed_flatten(module: ModuleType) -> Built:
     offsets = torch.tensor([0, 16, 32, 48], dtype=torch.int32)
     want = reference(module, "indexed_flatten_torch", "indexed_flatten_torch_ref")(x, 128, 8192, offsets)
     return (x, 128, 8192, offsets), {}, want
+
+
+@case(
+    "nki-library",
+    "router_topk",
+    "nkilib.core.router_topk.router_topk",
+    "router_topk",
+    refused="ModuleNotFoundError",
+    **SOURCE,
+)
+def _router(_: ModuleType) -> Built:
+    """Imports neuronxcc.nki.typing, which NKI 0.4 removed."""
+    return (), {}, None
+
+
+@case("nki-library", "rotational_topk", "nkilib.core.topk.rotational_topk", "rotational_topk", **SOURCE)
+def _rotational_topk(module: ModuleType) -> Built:
+    torch = _torch()
+    x = tensor(8, 4096)
+    topk = module.create_topk_config(inp_shape=(8, 1, 4096), inp_dtype="float32", k=64, sorted=True, num_programs=1)
+    config = module.create_rotational_topk_config(inp_shape=(8, 4096), topk_config=topk)
+    config = module.prepare_rotational_constants(config)
+    values, indices = torch.topk(x, 64)
+    return (x, config), {}, (values, indices)

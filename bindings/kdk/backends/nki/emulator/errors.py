@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any, NamedTuple, NoReturn
@@ -73,9 +74,15 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 def call_site() -> str:
     """The nearest line outside the emulator, as `file.py:12`."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and _kernel_file(frame.f_code.co_filename) is None:
         frame = frame.f_back  # type: ignore[assignment]
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else "unknown line"
+    return f"{_kernel_file(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else "unknown line"
+
+
+@functools.cache
+def _kernel_file(path: str) -> str | None:
+    """The name of a file outside the emulator; None inside it."""
+    return None if path.startswith(_PACKAGE) else os.path.basename(path)
 
 
 def build_error(check: str, text: str, site: str | None = None) -> NkiValidationError:

@@ -120,11 +120,8 @@ class NkiTensor(NKIObject):
         return self.on_chip or (self.dynamic is not None and self.dynamic.kind == "vector")
 
     def _dimension(self, dim: int, method: str) -> int:
-        need(
-            isinstance(dim, (int, np.integer)) and -self.ndim <= dim < self.ndim,
-            "bounds",
-            f"{method}: dimension {dim} of {self}",
-        )
+        if not isinstance(dim, (int, np.integer)) or not -self.ndim <= dim < self.ndim:
+            refuse("bounds", f"{method}: dimension {dim} of {self}")
         return int(dim) % self.ndim
 
     def _without(self, dim: int) -> NkiTensor:
@@ -135,12 +132,8 @@ class NkiTensor(NKIObject):
         for what, value in (("start", start), ("end", end), ("step", step)):
             if isinstance(value, (NkiTensor, VirtualRegister)):
                 raise TypeError(f"slice: {what} is known at run time only; use .ap(scalar_offset=) or .select")
-        need(self.indirection is None, "pattern", f"slice of the indirect view {self}")
-        need(
-            not (dim == 0 and self.dynamic and self.dynamic.kind == "vector"),
-            "pattern",
-            f"slice of the indirect dimension of {self}",
-        )
+        if self.indirection is not None or (dim == 0 and self.dynamic is not None and self.dynamic.kind == "vector"):
+            refuse("pattern", f"slice of dimension {dim} of the indirect view {self}")
         if not (0 <= start < end <= self.shape[dim] and step >= 1):
             refuse("bounds", f"slice {start}:{end}:{step} of dimension {dim} of {self}")
         shape, strides = list(self.shape), list(self.strides)
@@ -185,7 +178,8 @@ class NkiTensor(NKIObject):
             at = next(i for i, k in enumerate(keys) if k is Ellipsis)
             need(sum(k is Ellipsis for k in keys) == 1, "argument", "more than one Ellipsis")
             keys[at : at + 1] = [slice(None)] * (self.ndim - len(keys) + 1)
-        need(len(keys) <= self.ndim, "bounds", f"{len(keys)} indices into {self}")
+        if len(keys) > self.ndim:
+            refuse("bounds", f"{len(keys)} indices into {self}")
         view, single = self, []
         for dim, k in enumerate(keys):
             start, end, step = _interval(k, self.shape[dim], dim, self)

@@ -281,7 +281,7 @@ class Instruction:
                 out.partitions if out is not None and out.on_chip else 0,
                 0 if out is None else out.per_partition if out.on_chip else out.size,
                 tuple(t.dtype for t in operands),
-                tuple(t.buffer.value for t in operands),
+                tuple(t.buffer._value_ for t in operands),
                 moved,
                 hbm,
                 cycles,

@@ -28,7 +28,8 @@ def _side(op: str, t: Any, what: str) -> NkiTensor:
         raise TypeError(f"{op}: {what} must be a tensor, not {type(t).__name__}")
     if t.buffer not in REACHED:
         refuse("memory", f"{op}: {what} {t}; DMA reaches HBM and SBUF only")
-    need(t.indirection is None, "pattern", f"{op}: {what} is an indirect view; use vector_select or .ap(vector_offset=)")
+    if t.indirection is not None:
+        refuse("pattern", f"{op}: {what} is an indirect view; use vector_select or .ap(vector_offset=)")
     if t.on_chip and t.partitions > 1 and t.strides[0] not in (t.row_elements, 0):
         refuse("pattern", f"{op}: {what} {t} skips partitions")
     access.open_tile(t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -46,14 +47,14 @@ def nc_matmul(
     dst = ins.out(dst, "dst", (PSUM,), indirect=True)
     half = 2 if double else 1
     k, m, columns = stationary.partitions, stationary.per_partition // half, moving.per_partition // half
-    need(
-        moving.partitions == k,
-        "shape",
-        f"{n}: contraction over {k} partitions of stationary and {moving.partitions} of moving",
-    )
-    _check_array(n, k, m, columns, dst, tile_position, tile_size, double)
-    ins.fits(dst, m, columns, f"dst of ({k}, {m}).T @ ({k}, {columns})")
-    _check_dtypes(n, dst, stationary, moving, is_transpose, double)
+    if moving.partitions != k:
+        refuse("shape", f"{n}: contraction over {k} partitions of stationary and {moving.partitions} of moving")
+    generation = ins.core.generation
+    _check_array(n, generation, k, m, columns, dst.itemsize, tuple(tile_position), tuple(tile_size), double)
+    ins.fits(dst, m, columns, "dst, stationary.T @ moving,")
+    _check_dtypes(n, generation, dst.dtype, stationary.dtype, moving.dtype, is_transpose, double)
+    if stationary.dtype == moving.dtype == "float32" and not is_transpose:
+        ins.core.lint("nc_matmul of float32 takes four passes; bfloat16 takes one", call_site())
     check_bank(n, dst)
     if double:
         need_generation(3, f"{n} with double_row")
@@ -73,65 +74,50 @@ def nc_matmul(
     )
 
 
-def _check_array(n: str, k: int, m: int, columns: int, dst: NkiTensor, position: Any, size: Any, double: bool) -> None:
+@functools.cache  # the same few shapes and dtypes come thousands of times
+def _check_array(n: str, generation: int, k: int, m: int, columns: int, itemsize: int, position: Any, size: Any, double: bool) -> None:
     """The systolic array: 128 x 128, or a tile of it."""
     need(bool(position) == bool(size), "matmul", f"{n}: tile_position {position} and tile_size {size} go together")
     rows, width = size or (128, 128)
     if size:
-        least = 32 if current().generation >= 3 else 64
+        least = 32 if generation >= 3 else 64
         legal = rows in (32, 64, 128) and width in (32, 64, 128) and min(rows, width) >= least
         need(legal, "matmul", f"{n}: tile_size {size}")
         fits = all(p % s == 0 and p >= 0 and p + s <= 128 for p, s in zip(position, size))
         need(fits, "matmul", f"{n}: tile_position {position} with tile_size {size}")
         need(not (double and width != 128), "matmul", f"{n}: double_row with column tiling")
-    need(
-        k <= rows and m <= width,
-        "matmul",
-        f"{n}: stationary of {k} partitions by {m} in an array tile of {rows} by {width}",
-    )
-    generation = current().generation
-    most = 512 if generation < 4 else 8192 if dst.itemsize == 2 else 4096
+    inside = k <= rows and m <= width
+    need(inside, "matmul", f"{n}: stationary of {k} partitions by {m} in an array tile of {rows} by {width}")
+    most = 512 if generation < 4 else 8192 if itemsize == 2 else 4096
     need(columns <= most, "matmul", f"{n}: moving free size {columns}, limit {most} on gen{generation}")
 
 
-def _check_dtypes(n: str, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, double: bool) -> None:
-    generation = current().generation
-    kinds = {stationary.dtype, moving.dtype}
+@functools.cache
+def _check_dtypes(n: str, generation: int, dst: str, stationary: str, moving: str, is_transpose: bool, double: bool) -> None:
+    kinds = {stationary, moving}
     legal = all(is_float(d) and d != "float8_e8m0fnu" for d in kinds)
-    need(legal, "matmul", f"{n} of {stationary.dtype} and {moving.dtype}; operands must be float")
-    need(
-        kinds <= WIDE or not kinds & WIDE,
-        "matmul",
-        f"{n} of {stationary.dtype} and {moving.dtype}: float32 goes with float32 only",
-    )
+    need(legal, "matmul", f"{n} of {stationary} and {moving}; operands must be float")
+    legal = kinds <= WIDE or not kinds & WIDE
+    need(legal, "matmul", f"{n} of {stationary} and {moving}: float32 goes with float32 only")
     if "float8_e4m3fn" in kinds:
         need(generation >= 4, "generation", f"{n} of float8_e4m3fn needs gen4, this is gen{generation}")
         need("float8_e4m3" not in kinds, "matmul", f"{n} mixes float8_e4m3 and float8_e4m3fn")
     need(not double or kinds <= set(FP8), "matmul", f"{n}: double_row of {sorted(kinds)}, must be float8")
     if is_transpose:
-        legal = dst.dtype == stationary.dtype
+        need(dst == stationary, "matmul", f"{n} with is_transpose of {stationary} into {dst}; dtypes must be equal")
     else:
-        legal = dst.dtype == "float32" or (generation >= 4 and dst.dtype == "bfloat16")
-    need(
-        legal,
-        "matmul",
-        f"{n} into {dst.dtype}; dst is float32 (gen4: or bfloat16), with is_transpose the dtype of the input",
-    )
-    if kinds <= {"float32"} and not is_transpose:
-        current().lint("nc_matmul of float32 takes four passes; bfloat16 takes one", call_site())
+        legal = dst == "float32" or (generation >= 4 and dst == "bfloat16")
+        need(legal, "matmul", f"{n} into {dst}; dst must be float32 (gen4: or bfloat16)")
 
 
 def check_bank(n: str, dst: NkiTensor) -> None:
     """Before gen4 the result must not cross a PSUM bank."""
-    generation = current().generation
+    if current().generation >= 4:
+        return
     low = dst.storage.base % dst.storage.pitch + dst.offset % dst.row_elements * dst.itemsize
     high = low + sum((c - 1) * s for c, s in zip(dst.shape[1:], dst.strides[1:])) * dst.itemsize
-    crosses = low // PSUM_BANK != high // PSUM_BANK
-    need(
-        generation >= 4 or not crosses,
-        "matmul",
-        f"{n}: dst reaches from PSUM bank {low // PSUM_BANK} to {high // PSUM_BANK}",
-    )
+    if low // PSUM_BANK != high // PSUM_BANK:
+        refuse("matmul", f"{n}: dst reaches from PSUM bank {low // PSUM_BANK} to {high // PSUM_BANK}")
 
 
 def _product_usable(ins: Instruction, stationary: NkiTensor, moving: NkiTensor, half: int) -> Usable:
@@ -161,16 +147,17 @@ def multiply_into(ins: Instruction, dst: NkiTensor, a: Any, b: Any, fine: Usable
         ins.put(dst, x, fine, writer=MATMUL)
         return
     writer = access.last_writer(dst)
-    if accumulate is True:
-        need(not (writer == UNTOUCHED).any(), "accumulate", f"{ins.op}: accumulate=True on PSUM that nothing wrote")
-    if not (writer == UNTOUCHED).all():
+    fresh = writer == UNTOUCHED
+    if accumulate is True and fresh.any():
+        refuse("accumulate", f"{ins.op}: accumulate=True on PSUM that nothing wrote")
+    if not fresh.all():
         _check_group(ins, dst, writer, accumulate)
         before = ins.usable(dst)
         if before is not True:
-            fine = meet(fine, before | (writer == UNTOUCHED))
+            fine = meet(fine, before | fresh)
         if x is not None:
             total = x + ins.f32(dst)
-            x = np.where(writer == UNTOUCHED, x, total) if (writer == UNTOUCHED).any() else total
+            x = np.where(fresh, x, total) if fresh.any() else total
     ins.put(dst, x, fine, writer=MATMUL)
 
 
