@@ -13,9 +13,10 @@ from torch import Tensor
 
 from kdk import Op
 from kdk.cases import Cases, Dim
+from kdk_bench.generate import fit
 
 TOYS = Path(__file__).parent / "toys"
-SMALL = (4, 6, 10, 2, 3, 5)  # the first is often a "*N", which splits into two dimensions
+SMALL = (4, 6, 10, 2, 3, 12)  # the first is often a "*N", which splits into two dimensions
 
 
 def cases(op: Op) -> Cases:
@@ -24,12 +25,7 @@ def cases(op: Op) -> Cases:
 
 def small_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
     """A small size for every letter, different where the restrictions leave it."""
-    sizes: dict[str, int] = {}
-    for size, (letter, dim) in zip(SMALL, dims.items()):
-        step = sizes[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
-        limit = sizes[dim.at_most] if dim.at_most else 10**9
-        sizes[letter] = max(min(size, limit) // step, 1) * step
-    return sizes
+    return fit(dict(zip(dims, SMALL, strict=False)), dims)
 
 
 def shape(text: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

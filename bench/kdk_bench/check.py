@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from kdk_bench.generate import Arguments, Problem, draw, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
 
+DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
 
 
@@ -55,7 +56,10 @@ class Result:
     reason: str = ""
     reproduce: str = ""
     evidence: str = ""
-    elements: int = 0
+    rank: int = 0
+    """A case's size, by which the most telling failure is found: the smallest, degenerate ones last. 0: not a case."""
+    explain: Callable[[], str] | None = field(default=None, compare=False, repr=False)
+    """Says what is likely wrong; costly, so asked of the smallest failing case alone, and gone from a finished result."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,13 @@ class Expectation:
     """What the reference says about one case: oracle, yardstick and the reference itself, for every result."""
 
     def __init__(self, operator: Operator, row: Row, problem: Problem, seed: int) -> None:
-        op = self.op = operator.op
+        op = operator.op
         self.problem, self.row = problem, row
         dtype = getattr(torch, row.dtype)
         function = op.function(row.direction)
         assert function is not None
+        self.function = function
+        self.refused: tuple[str, Tensor, Tensor, Tensor, int] | None = None
         inputs = draw(op, op.tensors, problem, dtype, seed)
         if row.direction == "forward":
             self.call = _forward_call(op, inputs, problem)
@@ -171,7 +177,8 @@ class Expectation:
             verdict = judge(k, y, o, longest=n)
             worst = max(worst, verdict.error_ratio)
             if not verdict.accepted:
-                return f"{name}: {verdict.reason}. {self._diagnosis(k, y, o, n)}", worst, telling
+                self.refused = name, k, y, o, n
+                return f"{name}: {verdict.reason}", worst, telling
             if not k.is_contiguous():
                 return f"{name}: strides {k.stride()}, the fake promises a contiguous result", worst, telling
             telling = telling or informative(y, o, longest=n)
@@ -179,11 +186,23 @@ class Expectation:
                 pools.setdefault(name, Pool()).add(k, y, o)
         return "", worst, telling
 
-    def _diagnosis(self, k: Tensor, y: Tensor, o: Tensor, n: int) -> str:
+    def explain(self) -> str:
+        """What the result that `judge` refused looks like, and the likely cause."""
+        if self.refused is None:
+            return ""
+        name, k, y, o, n = self.refused
         if k.shape != o.shape or k.dtype != y.dtype:
             return ""
-        inputs = {f"argument {i}": a for i, a in enumerate(self.call.args) if isinstance(a, Tensor)}
-        return explain(diagnose(k.cpu(), y, o, inputs=inputs, longest=n))
+        position = self.call.names.index(name)
+        tensors = {f"argument {i}": a for i, a in enumerate(self.call.args) if isinstance(a, Tensor)}
+
+        def again(inputs: Mapping[str, Tensor]) -> Tensor:
+            args = [inputs.get(f"argument {i}", a) for i, a in enumerate(self.call.args)]
+            result = _outputs(self.function(*args))[position]
+            assert result is not None
+            return result
+
+        return explain(diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=again))
 
 
 def _run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed: int, pools: dict[str, Pool], twice: bool) -> Result:
@@ -209,7 +228,7 @@ def _run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed
     if not reason and place.moved and not all(same_bits(a, b) for a, b in _tensor_pairs(args, expected.call.args)):
         reason = "an input was written to"
     outcome = "failed" if reason else "passed" if telling or not problem.counted else "uninformative"
-    return Result(row, problem.name, outcome, ratio, reason)
+    return Result(row, problem.name, outcome, ratio, reason, explain=expected.explain if reason else None)
 
 
 def _tensor_pairs(left: tuple[Any, ...], right: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -284,19 +303,34 @@ def run_row(
         twice = full or i == 0
         work = functools.partial(_run_case, operator, row, problem, place, seed, pools, twice)
         result = _guarded(work, row, problem.name)
-        results.append(replace(result, elements=problem.elements))
+        results.append(replace(result, rank=problem.elements if problem.counted else DEGENERATE))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same
+    failed = [i for i, r in enumerate(results) if r.explain is not None]
+    if failed:
+        smallest = min(failed, key=lambda i: results[i].rank)
+        results[smallest] = _explained(results[smallest])
     if not case:
         results += _pooled(row, pools) + _too_few(row, results, {p.name for p in chosen if p.counted})
     return [
         replace(
             r,
+            explain=None,
             evidence=place.evidence,
-            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.elements else "",
+            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
         )
         for r in results
     ]
+
+
+def _explained(result: Result) -> Result:
+    assert result.explain is not None
+    try:
+        text = result.explain()
+    except Exception as error:
+        # The verdict stands without a guess at its cause.
+        text = f"no diagnosis: {type(error).__name__}: {error}"
+    return replace(result, reason=f"{result.reason}. {text}" if text else result.reason)
 
 
 def _pooled(row: Row, pools: Mapping[str, Pool]) -> list[Result]:

@@ -99,7 +99,7 @@ def explain(d: Diagnosis) -> str:
     details = f": {d.details}" if d.details else ""
     return (
         f"worst at {d.worst_index}: got {d.got:.6g}, expected {d.expected:.6g}; "
-        f"{d.share:.3g} of the elements are wrong, all in [{box}]{where}\n"
+        f"{d.share:.3%} of the elements are wrong, all in [{box}]{where}\n"
         f"likely cause: {d.cause}{details}"
     )
 

@@ -81,7 +81,7 @@ def longest(op: Op, name: str, problem: Problem) -> int:
 # ---- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def _fit(sizes: dict[str, int], dims: Mapping[str, Dim]) -> dict[str, int]:
+def fit(sizes: dict[str, int], dims: Mapping[str, Dim]) -> dict[str, int]:
     """The nearest sizes that keep the declared restrictions."""
     fitted = dict(sizes)
     for _ in range(2):  # a limit may name a letter that comes later
@@ -106,15 +106,15 @@ def _largest(op: Op, sizes: Mapping[str, int]) -> int:
 
 def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, keep: tuple[str, ...]) -> dict[str, int]:
     """Halve the largest size that need not be kept until the tensors are small enough."""
-    sizes = _fit(sizes, dims)
+    sizes = fit(sizes, dims)
     while _largest(op, sizes) > limit:
         free = [letter for letter in sizes if letter not in keep and sizes[letter] > 1] or list(sizes)
         biggest = max(free, key=lambda letter: sizes[letter])
         before = dict(sizes)
-        sizes = _fit({**sizes, biggest: max(1, sizes[biggest] // 2)}, dims)
+        sizes = fit({**sizes, biggest: max(1, sizes[biggest] // 2)}, dims)
         if sizes == before:  # restrictions hold it up: cut the letter they name
             keep = ()
-            sizes = _fit({letter: max(1, size // 2) for letter, size in sizes.items()}, dims)
+            sizes = fit({letter: max(1, size // 2) for letter, size in sizes.items()}, dims)
             if sizes == before:
                 break
     return sizes
@@ -183,14 +183,14 @@ def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, 
     if slot.name == "plain":
         return _medium(op, dims, limit, rng)
     if slot.name == "one element":
-        return _fit(dict.fromkeys(dims, 1), dims)
+        return fit(dict.fromkeys(dims, 1), dims)
     sizes = {letter: rng.choice((2, 3, 5, 8)) for letter in dims}
     if slot.name == "empty":
         sizes[focus] = 0
-        return _fit(sizes, dims)
+        return fit(sizes, dims)
     sizes[focus] = edge
     for letter in dims:  # leave no output tiny: a few hundred elements make the statistics mean something
-        if letter != focus and _largest(op, _fit(sizes, dims)) < 600:
+        if letter != focus and _largest(op, fit(sizes, dims)) < 600:
             sizes[letter] = rng.choice((17, 24, 33))
     return _shrink(op, sizes, dims, limit, (focus,))
 
@@ -210,7 +210,7 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
 def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int) -> Problem:
     rng = _rng(op.name, slot.name, turn, seed)
     focus = _focus(op, cases, slot, direction, turn)
-    fitting = [e for e in slot.edge if _largest(op, _fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
+    fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
     edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
     sizes = _sizes(op, cases, slot, focus, edge, limit, rng)
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}

@@ -104,7 +104,7 @@ def check_table(results: Sequence[Result], console: Console) -> None:
 def _failures(failed: Sequence[Result], console: Console) -> None:
     """Per row the smallest failing case in full, the others by name."""
     for row in dict.fromkeys(r.row for r in failed):
-        mine = sorted((r for r in failed if r.row == row), key=lambda r: (not r.elements, r.elements))
+        mine = sorted((r for r in failed if r.row == row), key=lambda r: (not r.rank, r.rank))
         first = mine[0]
         console.print(f"\n[red]failed[/] [bold]{row}[/]: {escape(first.case)}\n  {escape(first.reason)}")
         if first.reproduce:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -11,17 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _is_alias_of
+from torch._C import _is_alias_of  # type: ignore[attr-defined]
 
-from kdk import recording
 from kdk.backends import LANGUAGES, Language
 from kdk.errors import FallbackWarning, RefusedError
 from kdk.op import Op
 from kdk.platforms import platform
-from kdk.recording import Key
+from kdk.recording import Key, Tally, tally
 from kdk.selection import Choice, parse
 
+Refuse = Callable[[tuple[Any, ...]], str | None]  # the reason why an implementation does not take these arguments
 FILES = {"torch": "algorithm"} | {name: name for name in LANGUAGES}
+
+
+def _no_function(*args: Any) -> Any:
+    raise AssertionError("a candidate that refuses everything was called")
 
 
 class Candidate:
@@ -29,8 +35,20 @@ class Candidate:
 
     def __init__(self, op: Op, direction: str, implementation: str, how: str, target: str) -> None:
         self.key = Key(op.name, direction, implementation, how, target, "")
-        self.function: Callable[..., Any] | None = None
-        self.refuse: Callable[[tuple[Any, ...]], str | None] | None = None
+        self.function: Callable[..., Any] = _no_function
+        self.refuse: Refuse | None = None
+        self.kernel = implementation in LANGUAGES
+
+    @functools.cached_property
+    def tally(self) -> Tally:
+        return tally(self.key)
+
+    def because(self, reason: str) -> Candidate:
+        """The same candidate, counted with a reason for taking it."""
+        other = copy.copy(self)
+        other.__dict__.pop("tally", None)
+        other.key = self.key._replace(reason=reason)
+        return other
 
     def refused(self, reason: str, strict: bool) -> None:
         """Count the refusal, warn the first time; raise when strict."""
@@ -42,7 +60,7 @@ class Candidate:
                 value=reason,
                 way_out="leave kdk.strict() (or KDK_STRICT=1) and the next implementation runs, recorded with this reason",
             )
-        if recording.count(key._replace(how="refused", reason=reason)) == 1:
+        if tally(key._replace(how="refused", reason=reason)).add() == 1:
             text = f"{key.op}.{key.direction}: {key.implementation} refused, another implementation runs: {reason}"
             warnings.warn(text, FallbackWarning, stacklevel=3)
 
@@ -133,7 +151,7 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
     return candidate
 
 
-def _refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Callable[[tuple[Any, ...]], str | None]:
+def _refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Refuse:
     dtypes = {getattr(torch, name) for name in language.dtypes}
 
     def refuse(args: tuple[Any, ...]) -> str | None:
@@ -177,8 +195,11 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
     """The function that runs for every device. Reads nothing that can change below the front door, except tensors."""
     function = op.function(direction)
     assert function is not None
-    defaults = [p.default for p in inspect.signature(function).parameters.values()]
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    defaults = [p.default for p in parameters]
+    tensor = next((i for i, p in enumerate(parameters) if p.annotation is Tensor), None)
     check = op.check if direction == "forward" else None
+    finish = no_nones if direction == "backward" else None
     plans: dict[tuple[str, torch.device], tuple[list[Candidate], bool]] = {}
 
     def make_plan(impl: str, device: torch.device) -> tuple[list[Candidate], bool]:
@@ -191,20 +212,25 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
             args = (*args, *defaults[len(args) :])
         if check is not None:
             check(*args)
-        device = first_tensor(args).device
+        device = first_tensor(args).device if tensor is None else args[tensor].device
         candidates, strict = plans.get((impl, device)) or make_plan(impl, device)
         for candidate in candidates:
-            if candidate.refuse is not None:
-                if candidate.key.implementation in LANGUAGES and any(isinstance(a, Tensor) and a.numel() == 0 for a in args):
-                    candidate = candidates[-1]  # nothing to launch: the reference knows the shapes
-                    recording.count(candidate.key._replace(reason="empty input"))
-                    return no_nones(candidate.function(*args), args)  # type: ignore[misc]
-                reason = candidate.refuse(args)
-                if reason is not None:
-                    candidate.refused(reason, strict)
-                    continue
-            recording.count(candidate.key)
-            return no_nones(candidate.function(*args), args)  # type: ignore[misc]
-        raise AssertionError("the reference refuses nothing")
+            refuse = candidate.refuse
+            if refuse is None:
+                break
+            if candidate.kernel and _is_empty(args):  # nothing to launch: the reference, the last one, knows the shapes
+                candidate = candidates[-1].because("empty input")
+                break
+            reason = refuse(args)
+            if reason is None:
+                break
+            candidate.refused(reason, strict)
+        candidate.tally.add()
+        result = candidate.function(*args)
+        return result if finish is None else finish(result, args)
 
     return run
+
+
+def _is_empty(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, Tensor) and a.numel() == 0 for a in args)

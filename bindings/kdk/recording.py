@@ -19,15 +19,36 @@ class Key(NamedTuple):
     reason: str
 
 
-COUNTS: Counter[Key] = Counter()
 _LOCK = threading.Lock()  # backward runs in threads of its own; an unlocked += loses counts
 
 
-def count(key: Key) -> int:
-    """Count one call; the number of such calls so far."""
+class Tally:
+    """The number of calls of one key so far."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def add(self) -> int:
+        """Count one call; the number of them so far."""
+        with _LOCK:
+            self.calls = calls = self.calls + 1
+        return calls
+
+
+_TALLIES: dict[Key, Tally] = {}
+
+
+def tally(key: Key) -> Tally:
+    """The one tally of a key: who counts often keeps it."""
     with _LOCK:
-        COUNTS[key] += 1
-        return COUNTS[key]
+        return _TALLIES.setdefault(key, Tally())
+
+
+def _now() -> Counter[Key]:
+    with _LOCK:
+        return Counter({key: tally.calls for key, tally in _TALLIES.items()})
 
 
 @dataclass(frozen=True)
@@ -51,21 +72,17 @@ class record:
     """
 
     def __enter__(self) -> record:
-        with _LOCK:
-            self._before = Counter(COUNTS)
+        self._before = _now()
         self._after: Counter[Key] | None = None
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with _LOCK:
-            self._after = Counter(COUNTS)
+        self._after = _now()
 
     @property
     def rows(self) -> list[Row]:
         """Sorted by operator; refusals after what ran instead."""
-        with _LOCK:
-            now = Counter(COUNTS) if self._after is None else self._after
-        changed = now - self._before
+        changed = (_now() if self._after is None else self._after) - self._before
         return [Row(*key, calls=changed[key]) for key in sorted(changed, key=lambda k: (k.op, k.direction != "forward", k))]
 
     def calls(self, op: str, direction: str = "forward", *, how: str = "", implementation: str = "") -> int:

@@ -2,7 +2,7 @@
 
     front door (Python)    reads the choice once, makes it a string argument of the op; inlines the reference where asked to
       kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
-          register_autograd             keeps what the needed gradients read, and `impl`
+          autograd.differentiate        keeps what the needed gradients read, and `impl`
             kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
           fake                          the reference on fake tensors, made contiguous
           CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from kdk import recording
+from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.dispatch import body, contiguous_and_new, no_nones
-from kdk.errors import GradientError, KdkError, RefusedError
+from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
-from kdk.recording import Key
+from kdk.recording import Key, tally
 from kdk.selection import current
 
 NAMESPACE = "kdk"
@@ -47,11 +48,11 @@ def register(op: Op) -> Operator:
     operator = Operator(op)
     operator.forward = _define(op, "forward")
     if op.backward is None:
-        _refuse_to_differentiate(operator.forward, f"{op.name} has no backward", op.name)
+        refuse_to_differentiate(op, LIBRARY, operator.forward, f"{op.name} has no backward")
     else:
         operator.backward = _define(op, "backward")
-        _autograd(op, operator.forward, operator.backward)
-        _refuse_to_differentiate(operator.backward, f"the backward of {op.name} cannot be differentiated again", op.name)
+        differentiate(op, LIBRARY, operator.forward, operator.backward)
+        refuse_to_differentiate(op, LIBRARY, operator.backward, f"the backward of {op.name} cannot be differentiated again")
     operator.call = _front_door(op, operator.forward)
     return operator
 
@@ -92,73 +93,8 @@ def _resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     return same
 
 
-def _autograd(op: Op, forward: Any, backward: Any) -> None:
-    """Saved tensors are the op's own results; what no needed gradient reads is not kept."""
-    arguments = op.arguments
-    inputs, outputs = list(arguments), len(op.outputs)
-    parameters = list(inspect.signature(typing.cast(Callable[..., Any], op.backward)).parameters)
-    reads = parameters[outputs:-1]  # between the gradients and `needs`
-    pool = [*inputs, *op.outputs, *op.saved]  # where a name lies in arguments and results
-    fixed = [i for i, name in enumerate(inputs) if name not in op.uses]
-    scalars = [name for name in inputs if name not in op.tensors]
-
-    @functools.cache
-    def plan(flags: tuple[bool, ...]) -> tuple[list[int], str, list[int | None]]:
-        """For these needed gradients: which entries of the pool are kept (-1: not), the names, and each input's place."""
-        needs = [name for name, needed in zip(inputs, flags) if needed]
-        keep = {read for name in needs for read in op.uses[name]} | set(scalars)
-        where = [pool.index(name) if name in keep else -1 for name in reads]
-        places = [list(op.uses).index(name) if name in needs else None for name in inputs]
-        return where, ",".join(needs), places
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
-        results = output if isinstance(output, tuple) else (output,)
-        flags = tuple(ctx.needs_input_grad[: len(inputs)])
-        for i in fixed:
-            if flags[i]:
-                raise _no_gradient(op.name, f"{op.name} has no gradient for {list(arguments)[i]!r}")
-        where, ctx.needs, ctx.places = plan(flags)
-        have = (*inputs, *results)
-        kept = [have[i] if i >= 0 else None for i in where]
-        ctx.save_for_backward(*[t if isinstance(t, Tensor) else None for t in kept])
-        ctx.scalars = [None if isinstance(t, Tensor) else t for t in kept]
-        ctx.impl = keyword_only_inputs["impl"]
-        ctx.set_materialize_grads(False)
-        if len(results) > outputs:
-            ctx.mark_non_differentiable(*results[outputs:])
-
-    def run_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = grads[:outputs]
-        if all(g is None for g in given):
-            return (None,) * len(ctx.places)
-        kept = [s if t is None else t for t, s in zip(ctx.saved_tensors, ctx.scalars)]
-        result = backward(*given, *kept, ctx.needs, impl=ctx.impl)
-        if isinstance(result, Tensor):
-            result = (result,)
-        gone = outputs > 1 and any(g is None for g in given)  # then an input may have got nothing: its place is (0,)-shaped
-        return tuple(
-            [None if p is None or (gone and result[p].shape == (0,)) else result[p] for p in ctx.places]
-        )
-
-    torch.library.register_autograd(forward, run_backward, setup_context=setup_context, lib=LIBRARY)
-
-
-def _no_gradient(name: str, problem: str) -> GradientError:
-    way_out = f"with kdk.use({name}='reference') around the forward: plain torch, differentiable to any order"
-    return GradientError("KDK-GRADIENT", problem, way_out=way_out)
-
-
-def _refuse_to_differentiate(torch_op: Any, problem: str, name: str) -> None:
-    """Without a formula torch would differentiate the op's Python body, silently. Raises only when really differentiated."""
-
-    def refuse(ctx: Any, *grads: Tensor | None) -> None:
-        raise _no_gradient(name, problem)
-
-    torch.library.register_autograd(torch_op, refuse, lib=LIBRARY)
-
-
 def _note_inlined(name: str, reason: str) -> bool:
-    recording.count(Key(name, "forward", "reference", "inlined", "", reason))
+    tally(Key(name, "forward", "reference", "inlined", "", reason)).add()
     return True
 
 
@@ -186,8 +122,6 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in op.uses)
 
     def trim(result: Any) -> Any:
-        if not saved:
-            return result
         return result[0] if outputs == 1 else result[:outputs]
 
     def not_differentiable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -201,10 +135,10 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         impl = current(name)
         reason = ""
-        if torch.compiler.is_compiling():  # a constant under dynamo; true in non-strict export too
+        if is_compiling():  # a constant under dynamo; true in non-strict export too
             if impl.startswith("reference") or (inline and impl in ("", "!")):
                 reason = "compile"
-        elif impl.startswith("reference"):
+        elif impl and impl.startswith("reference"):
             reason = "use"
         elif maybe_current_level() is not None:  # vmap, grad, jvp
             reason = "torch.func"
@@ -217,15 +151,15 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
                 if impl.endswith("!"):
                     raise RefusedError("KDK-REFUSED", f"{name} has no kernel for the gradient of its argument {argument!r}")
         if not reason:
-            if impl:
-                return trim(forward(*args, impl=impl, **kwargs))
-            return trim(forward(*args, **kwargs))
+            result = forward(*args, impl=impl, **kwargs) if impl else forward(*args, **kwargs)
+            return trim(result) if saved else result
         _note_inlined(name, reason)
-        if reason == "compile" and torch.compiler.is_dynamo_compiling():
+        if reason == "compile" and is_dynamo_compiling():
             _check_traced(check, args, kwargs)
         else:
             check(*args, **kwargs)
-        return trim(reference(*args, **kwargs))
+        result = reference(*args, **kwargs)
+        return trim(result) if saved else result
 
     functools.update_wrapper(call, op.reference)
     signature = inspect.signature(op.reference)

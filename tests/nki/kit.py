@@ -30,12 +30,12 @@ NUMPY = {
 FLOATS = ("float32", "bfloat16", "float16")
 
 
-def sbuf(shape: tuple, dtype: str = "float32", **settings: Any) -> Any:
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf, **settings)
+def sbuf(shape: tuple, dtype: str = "float32", address: Any = None) -> Any:
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf, address=address)
 
 
-def psum(shape: tuple, dtype: str = "float32", **settings: Any) -> Any:
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum, **settings)
+def psum(shape: tuple, dtype: str = "float32", address: Any = None) -> Any:
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum, address=address)
 
 
 def loaded(x: Any) -> Any:
@@ -46,7 +46,7 @@ def loaded(x: Any) -> Any:
 
 def stored(tile: Any) -> Any:
     """A tile as an output of the kernel."""
-    if tile.buffer is nl.psum:
+    if tile.buffer == nl.psum:
         copy = sbuf(tile.shape, tile.dtype)
         nisa.tensor_copy(copy, tile)
         tile = copy

@@ -257,9 +257,7 @@ def test_activation_scale_bias_and_sum(shape, dtype, seed):
     x, scale, bias = values(rng, shape, dtype), values(rng, (shape[0], 1)), values(rng, (shape[0], 1))
 
     def issue(dst, total, p, s, b):
-        nisa.activation(
-            dst, nl.tanh, p, bias=b, scale=s, reduce_op=nl.add, reduce_res=total, reduce_cmd=nisa.reduce_cmd.reset_reduce
-        )
+        nisa.activation(dst, nl.tanh, p, bias=b, scale=s, reduce_op=nl.add, reduce_res=total, reduce_cmd=nisa.reduce_cmd.reset_reduce)
 
     got, total = run(issue, x, scale, bias, out=[(shape, "float32"), ((shape[0], 1), "float32")])
     want = np.tanh(f32(x).astype(np.float64) * scale + bias)

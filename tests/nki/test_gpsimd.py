@@ -36,9 +36,7 @@ def test_iota(p, pattern, offset, multiplier, dtype):
 @pytest.mark.parametrize("name", ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 def test_affine_select_is_a_mask(name):
     x = values(np.random.default_rng(0), (32, 32))
-    got = run(
-        lambda dst, t: nisa.affine_select(dst, [[-1, 32]], 1, t, -9.0, cmp_op=getattr(nl, name)), x, out=((32, 32), "float32")
-    )
+    got = run(lambda dst, t: nisa.affine_select(dst, [[-1, 32]], 1, t, -9.0, cmp_op=getattr(nl, name)), x, out=((32, 32), "float32"))
     p, i = np.mgrid[0:32, 0:32]
     np.testing.assert_array_equal(got, np.where(getattr(np, name)(p - i, 0), x, -9))
 
@@ -53,7 +51,7 @@ def test_partition_reduce(name, formula):
 def test_partition_reduce_of_bits():
     x = values(np.random.default_rng(0), (32, 6), "int32")
     for name in ("bitwise_and", "bitwise_or"):
-        got = run(lambda dst, t, op=getattr(nl, name): nisa.tensor_partition_reduce(dst, op, t), x, out=((1, 6), "int32"))
+        got = run(lambda dst, t, name=name: nisa.tensor_partition_reduce(dst, getattr(nl, name), t), x, out=((1, 6), "int32"))
         np.testing.assert_array_equal(got[0], getattr(np, name).reduce(x, axis=0))
 
 

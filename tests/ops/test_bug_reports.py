@@ -22,7 +22,12 @@ from kdk_bench.numerics import judge, same_bits
 
 TARGETS = {"triton": "sm_90", "pallas": "v6e", "nki": "trn2"}
 NAMES = [n for n, o in OPERATORS.items() if o.op.package.startswith("kdk_kernels.")]
-ROWS = [(n, impl) for n in NAMES for impl in ("reference", *TARGETS) if impl == "reference" or kernel_file(OPERATORS[n].op, impl, "forward")]
+ROWS = [
+    (name, implementation)
+    for name in NAMES
+    for implementation in ("reference", *TARGETS)
+    if implementation == "reference" or kernel_file(OPERATORS[name].op, implementation, "forward")
+]
 
 
 @pytest.fixture(params=ROWS, ids=lambda row: f"{row[0]}-{row[1]}")

@@ -69,7 +69,7 @@ from triton.runtime import driver, interpreter
 from triton.runtime.jit import JITFunction
 owners = tl, tl.core, tl.tensor, JITFunction, interpreter, interpreter.InterpreterBuilder
 was = [dict(vars(owner)) for owner in owners]
-import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.repair
+import kdk.backends.triton.simulate, kdk.backends.triton.launching, kdk.backends.triton.builder
 assert was == [dict(vars(owner)) for owner in owners] and driver._active is None
 print("same")
 """
@@ -186,9 +186,7 @@ def test_triton_interpret_is_refused():
     code = "from kdk.backends.triton.simulate import interpret\nwith interpret(): pass"
     import os
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert "KDK-TRITON-INTERPRET" in done.stderr
 
 
@@ -369,7 +367,7 @@ def logic(x, out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     both = (v > 1) and (v < 4)
     either = (v < 1) or (v > 4)
     neither = not either
-    if LIMIT is not None and LIMIT > 3 and not (tl.program_id(0) == 1):
+    if LIMIT is not None and LIMIT > 3 and not (tl.program_id(0) > 0):
         neither = neither & (v < LIMIT)
     tl.store(out + at, both.to(tl.int32) + 2 * either.to(tl.int32) + 4 * neither.to(tl.int32))
 
@@ -414,6 +412,45 @@ def test_chained_comparisons_are_right_or_refused():
 
 
 @triton.jit
+def negate(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, not tl.load(x + at))
+
+
+def test_bool_tensors():
+    x = torch.tensor([True, False, True, True])
+    out = torch.empty_like(x)
+    with interpret():
+        negate[(1,)](x, out, BLOCK=4)
+    assert torch.equal(out, ~x)
+
+
+@triton.jit
+def widen(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at).to(tl.float32))
+
+
+def test_reinterpreted_tensors():
+    x = torch.randn(16).to(torch.float8_e5m2)
+    out = torch.empty(16)
+    with interpret():
+        widen[(1,)](triton.reinterpret(x.view(torch.uint8), tl.float8e5), out, BLOCK=16)
+    assert torch.equal(out, x.float())
+
+
+@triton.jit
+def assembly(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(x + at)], tl.int32, True, 1))
+
+
+def test_inline_assembly_is_refused():
+    with interpret(), pytest.raises(SimulationError, match="KDK-TRITON-ASM"):
+        assembly[(1,)](torch.zeros(4, dtype=torch.int32), BLOCK=4)
+
+
+@triton.jit
 def through_descriptor(x, out, M, N: tl.constexpr, BLOCK: tl.constexpr):
     source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [BLOCK, N])
     target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [BLOCK, N])
@@ -453,6 +490,4 @@ def test_errors_in_a_kernel_name_the_program_and_keep_their_type():
     with interpret(), pytest.raises(ValueError) as caught:
         wrong[(2,)](torch.empty(1))
     assert any("program (1, 0, 0) of wrong" in note for note in caught.value.__notes__)
-    assert any(
-        str(entry.path).endswith("test_interpreter.py") and entry.name == "_kdk_kernel" for entry in caught.traceback
-    )
+    assert any(str(entry.path).endswith("test_interpreter.py") and entry.name == "_kdk_kernel" for entry in caught.traceback)

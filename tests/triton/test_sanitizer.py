@@ -10,6 +10,7 @@ import triton.language as tl  # noqa: E402
 
 from kdk.backends.triton.sanitizer import KernelMemoryError  # noqa: E402
 from kdk.backends.triton.simulate import interpret  # noqa: E402
+from kdk.errors import SimulationError  # noqa: E402
 
 
 def fault(code, launch):
@@ -47,16 +48,12 @@ def test_load_past_the_end():
 
 
 def test_store_past_the_end():
-    error = fault(
-        "KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False)
-    )
+    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False))
     assert (error.argument, error.offset) == ("out", 100)
 
 
 def test_the_error_survives_pickling_as_text():
-    error = fault(
-        "KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False)
-    )
+    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(2,)](torch.randn(128), torch.empty(100), 128, 1, BLOCK=64, MASKED=False))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
@@ -76,10 +73,7 @@ def test_neighbours_of_a_view_are_out_of_bounds():
     whole = torch.randn(96)
     chunk = whole[32:64]
     passes(lambda: copy[(1,)](chunk, torch.empty(32), 32, 1, BLOCK=32, MASKED=True))
-    assert (
-        fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](chunk, torch.empty(64), 64, 1, BLOCK=64, MASKED=True)).offset
-        == 32
-    )
+    assert fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](chunk, torch.empty(64), 64, 1, BLOCK=64, MASKED=True)).offset == 32
     assert fault("KDK-TRITON-BOUNDS", lambda: before_the_start[(1,)](chunk, torch.empty(16), BLOCK=16)).offset == -1
 
 
@@ -91,7 +85,7 @@ def copy_rows(x, out, stride, N, BLOCK: tl.constexpr):
 
 def test_gaps_of_a_strided_view_are_out_of_bounds():
     """k of a fused qkv: between two of its rows lie v and q."""
-    q, k, v = torch.randn(8, 3 * 16).chunk(3, dim=1)
+    _, k, _ = torch.randn(8, 3 * 16).chunk(3, dim=1)
     out = torch.empty(8, 16)
     passes(lambda: copy_rows[(8,)](k, out, k.stride(0), 16, BLOCK=16))
     assert torch.equal(out, k)
@@ -105,6 +99,51 @@ def test_transposed_expanded_and_overlapping_views_are_readable():
     passes(lambda: copy[(1,)](torch.randn(1).expand(16), out, 16, 0, BLOCK=16, MASKED=True))
     passes(lambda: copy_rows[(4,)](torch.randn(10).unfold(0, 4, 2), torch.empty(4, 4), 2, 4, BLOCK=4))
     passes(lambda: copy[(1,)](x[:, 3], torch.empty(8), 8, 16, BLOCK=8, MASKED=True))
+
+
+@triton.jit
+def copy_transposed(x, out, row, column, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    tl.store(out + i * N + j, tl.load(x + i * row + j * column))
+
+
+def test_a_transposed_and_stepped_view():
+    x = torch.randn(8, 16).t()[:, ::2]
+    out = torch.empty(16, 4)
+    passes(lambda: copy_transposed[(1,)](x, out, x.stride(0), x.stride(1), M=16, N=4))
+    assert torch.equal(out, x)
+    wrong = lambda: copy_transposed[(1,)](x, out, x.stride(0), x.stride(1) // 2, M=16, N=4)  # noqa: E731
+    assert fault("KDK-TRITON-BOUNDS", wrong).offset == 16
+
+
+@triton.jit
+def either(x, y, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(tl.where(at % 2 == 0, x + at, y + at)))
+
+
+def test_pointers_chosen_lane_by_lane():
+    x, y, out = torch.randn(16), torch.randn(16), torch.empty(16)
+    passes(lambda: either[(1,)](x, y, out, BLOCK=16))
+    assert torch.equal(out, torch.where(torch.arange(16) % 2 == 0, x, y))
+    with pytest.raises(KernelMemoryError, match="in no argument"), interpret():
+        either[(1,)](x, torch.randn(9), torch.empty(16), BLOCK=16)
+
+
+@triton.jit
+def through_addresses(addresses, x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    source = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.program_id(0) * BLOCK + at, tl.load(source + at))
+
+
+def test_addresses_read_from_memory_must_lie_in_an_argument():
+    x, stranger, out = torch.randn(2, 16), torch.randn(16), torch.empty(2, 16)
+    addresses = torch.tensor([x[1].data_ptr(), x[0].data_ptr()])
+    passes(lambda: through_addresses[(2,)](addresses, x, out, BLOCK=16))
+    assert torch.equal(out, x.flip(0))
+    with pytest.raises(KernelMemoryError, match="in no argument"), interpret():
+        through_addresses[(1,)](torch.tensor([stranger.data_ptr()]), x, out, BLOCK=16)
 
 
 def test_a_pointer_keeps_its_argument_across_another_tensor():
@@ -122,16 +161,12 @@ def sum_pair(pointers, out, BLOCK: tl.constexpr):
 
 
 def test_members_of_a_tuple_are_named():
-    error = fault(
-        "KDK-TRITON-BOUNDS", lambda: sum_pair[(1,)]((torch.randn(16), torch.randn(15)), torch.empty(16), BLOCK=16)
-    )
+    error = fault("KDK-TRITON-BOUNDS", lambda: sum_pair[(1,)]((torch.randn(16), torch.randn(15)), torch.empty(16), BLOCK=16))
     assert error.argument == "pointers[1]"
 
 
 def test_an_empty_argument_has_no_elements():
-    error = fault(
-        "KDK-TRITON-BOUNDS", lambda: copy[(1,)](torch.empty(0), torch.empty(16), 16, 1, BLOCK=16, MASKED=True)
-    )
+    error = fault("KDK-TRITON-BOUNDS", lambda: copy[(1,)](torch.empty(0), torch.empty(16), 16, 1, BLOCK=16, MASKED=True))
     assert error.argument == "x"
 
 
@@ -220,9 +255,7 @@ def initialise_then_add(out, INITIALISE: tl.constexpr):
 
 
 def test_initialising_an_atomic_sum_in_the_kernel():
-    assert "atomic-plain" in str(
-        fault("KDK-TRITON-RACE", lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=True))
-    )
+    assert "atomic-plain" in str(fault("KDK-TRITON-RACE", lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=True)))
     passes(lambda: initialise_then_add[(2,)](torch.zeros(1), INITIALISE=False))
 
 
@@ -230,7 +263,7 @@ def test_initialising_an_atomic_sum_in_the_kernel():
 def last_one_sums(x, partial, counter, out, BLOCK: tl.constexpr, COUNT: tl.constexpr):
     pid, n = tl.program_id(0), tl.num_programs(0)
     tl.store(partial + pid, tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK))))
-    done = tl.atomic_add(counter, 1) if COUNT else pid
+    done = tl.atomic_add(counter, 1, sem=COUNT) if COUNT else pid
     if done == n - 1:
         tl.store(out, tl.sum(tl.load(partial + tl.arange(0, 4))))
 
@@ -240,13 +273,12 @@ def test_a_counter_orders_programs():
 
     def launch(count):
         out = torch.empty(1)
-        last_one_sums[(4,)](
-            torch.ones(64), torch.empty(4), torch.zeros(1, dtype=torch.int32), out, BLOCK=16, COUNT=count
-        )
+        last_one_sums[(4,)](torch.ones(64), torch.empty(4), torch.zeros(1, dtype=torch.int32), out, BLOCK=16, COUNT=count)
         assert out.item() == 64
 
-    passes(lambda: launch(True))
-    assert fault("KDK-TRITON-RACE", lambda: launch(False)).argument == "partial"
+    passes(lambda: launch("acq_rel"))
+    assert fault("KDK-TRITON-RACE", lambda: launch(None)).argument == "partial"
+    assert fault("KDK-TRITON-RACE", lambda: launch("relaxed")).argument == "partial"
 
 
 @triton.jit
@@ -264,6 +296,20 @@ def test_a_lock_orders_programs():
     passes(lambda: add_under_a_lock[(4,)](x, lock, LOCKED=True))
     assert x.item() == 4
     fault("KDK-TRITON-RACE", lambda: add_under_a_lock[(4,)](x, lock, LOCKED=False))
+
+
+@triton.jit
+def wait_for_the_last(flag, x):
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.atomic_xchg(flag, 1)
+    while tl.atomic_cas(flag, 1, 1) == 0:
+        pass
+
+
+def test_waiting_for_a_later_program_is_reported():
+    with pytest.raises(SimulationError, match="KDK-TRITON-DEADLOCK"), interpret():
+        wait_for_the_last[(2,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1))
+    passes(lambda: wait_for_the_last[(1,)](torch.zeros(1, dtype=torch.int32), torch.zeros(1)))
 
 
 # Lanes
@@ -351,6 +397,44 @@ def hash_index(x, out, BLOCK: tl.constexpr):
 def test_wrapping_is_no_fault_where_no_access_uses_it():
     passes(lambda: wraps_in_a_dead_lane[(1,)](torch.randn(1), torch.empty(8), 1, BLOCK=8))
     passes(lambda: hash_index[(1,)](torch.randn(16), torch.empty(64), BLOCK=64))
+
+
+# A kernel as people write them
+
+
+@triton.jit
+def matmul(
+    a, b, c, M, N, K, a_row, b_row, c_row,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MASK_K: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    i, j = tl.swizzle2d(tl.program_id(0) // columns, tl.program_id(0) % columns, rows, columns, GROUP)
+    m, n, k = i * BM + tl.arange(0, BM), j * BN + tl.arange(0, BN), tl.arange(0, BK)
+    left, right = a + m[:, None] * a_row + k[None, :], b + k[:, None] * b_row + n[None, :]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        inside = k < K - start if MASK_K else k < BK
+        x = tl.load(left, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+        y = tl.load(right, mask=inside[:, None] & (n < N)[None, :], other=0.0)
+        acc = tl.dot(x, y, acc)
+        left += BK
+        right += BK * b_row
+    tl.store(c + m[:, None] * c_row + n[None, :], acc.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_tiled_matmul_and_its_missing_mask(dtype):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((50, 40), (40, 70)))
+    c = torch.empty(50, 70, dtype=dtype)
+
+    def launch(mask_k):
+        sizes = {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2, "MASK_K": mask_k}
+        matmul[(4 * 3,)](a, b, c, 50, 70, 40, a.stride(0), b.stride(0), c.stride(0), **sizes)
+
+    passes(lambda: launch(True))
+    torch.testing.assert_close(c, (a.double() @ b.double()).to(dtype))
+    assert fault("KDK-TRITON-BOUNDS", lambda: launch(False)).argument in ("a", "b")
 
 
 # Switched off

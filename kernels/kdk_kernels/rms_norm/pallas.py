@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from kdk.backends.pallas import SCOPED_VMEM
+
+LEAST_ROWS = 16  # of a block: a bfloat16 tile's
 BLOCK_BYTES = 2 << 20  # of float32 values in a block; some five such blocks live in the 16 MiB of scoped VMEM of a v5e
 
 
 def block_rows(N: int, H: int) -> int:
-    """Rows of a block: a multiple of 16 (a bfloat16 tile's rows), or all there are."""
-    rows = max(16, BLOCK_BYTES // (4 * H) // 16 * 16)
+    """Rows of a block: a multiple of the least, or all there are."""
+    rows = max(LEAST_ROWS, BLOCK_BYTES // (4 * H) // LEAST_ROWS * LEAST_ROWS)
     return N if rows >= N else min(rows, 512)
 
 
@@ -42,7 +45,12 @@ def forward(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, inter
     return y.reshape(x.shape), rstd.reshape(x.shape[:-1])
 
 
+def widest(target: str, bytes_per_element: int) -> int:
+    """The longest row of which the least rows fit VMEM, with the rows of the weight beside them."""
+    return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (LEAST_ROWS * (bytes_per_element + 1))
+
+
 def supports(target: str, x: Any, weight: Any, eps: float, offset: float) -> str | None:
-    """A block holds whole rows: at least 16 of them have to fit."""
-    limit = 4 * BLOCK_BYTES // 64
-    return f"H = {x.shape[-1]}: a block of 16 rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    """A block holds whole rows; x and y stand in VMEM twice, the values once in float32."""
+    limit = widest(target, 4 * x.itemsize + 4)
+    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None

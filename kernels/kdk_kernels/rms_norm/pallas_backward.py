@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import BLOCK_BYTES, block_rows
+from kdk_kernels.rms_norm.pallas import LEAST_ROWS, block_rows, widest
 
 
-def _kernel(offset: float, N: int, H: int, rows: int, needed: Sequence[str], grad: Any, x: Any, weight: Any, rstd: Any, *out: Any) -> None:
+def _kernel(
+    offset: float, N: int, H: int, rows: int, needed: Sequence[str], grad: Any, x: Any, weight: Any, rstd: Any, *out: Any
+) -> None:
     results = dict(zip(needed, out))
     g, scale = grad[...].astype(jnp.float32), rstd[...]
     n = x[...].astype(jnp.float32) * scale
@@ -64,6 +66,6 @@ def backward(
 
 
 def supports(target: str, grad: Any, x: Any, weight: Any, rstd: Any, offset: float, needs: str) -> str | None:
-    """A block holds whole rows: at least 16 of them have to fit."""
-    limit = 2 * BLOCK_BYTES // 64
-    return f"H = {x.shape[-1]}: a block of 16 rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    """A block holds whole rows; grad, x and dx stand in VMEM twice, and four float32 blocks of values."""
+    limit = widest(target, 6 * x.itemsize + 16)
+    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None

@@ -55,7 +55,7 @@ def rotate(
     return [out.reshape(shape) for out, shape in zip(outputs, shapes)]
 
 
-def _rotate_block(cos_ref, sin_ref, *refs, interleaved: bool, transposed: bool) -> None:
+def _rotate_block(cos_ref: Any, sin_ref: Any, *refs: Any, interleaved: bool, transposed: bool) -> None:
     """Tables (tokens, R); the inputs, then the outputs (tokens, heads, D)."""
     cos, sin = cos_ref[...].astype(jnp.float32), sin_ref[...].astype(jnp.float32)
     if transposed:

@@ -13,3 +13,7 @@ LANGUAGE = Language(
         "int64": "a TPU has no 64-bit types",
     },
 )
+
+MIB = 1 << 20
+SCOPED_VMEM = {"v6e": 32 * MIB, "v5e": 16 * MIB, "v5p": 16 * MIB, "tpu7x": 32 * MIB}
+"""Bytes of VMEM that all blocks and values of a kernel share, unless it sets vmem_limit_bytes."""

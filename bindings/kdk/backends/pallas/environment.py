@@ -23,9 +23,15 @@ def has_tpu() -> bool:
         return False
 
 
+def prepare_libtpu() -> None:
+    """On a host without a TPU, before libtpu loads: no question to a network."""
+    if not has_tpu():
+        for name, value in OFFLINE.items():
+            os.environ.setdefault(name, value)
+
+
 def prepare_jax() -> None:
     """On a host without a TPU: keep jax on the CPU, unless the user or an earlier import decided otherwise."""
-    if has_tpu() or "jax" in sys.modules:
-        return
-    for name, value in {**OFFLINE, "JAX_PLATFORMS": "cpu"}.items():
-        os.environ.setdefault(name, value)
+    prepare_libtpu()
+    if not has_tpu() and "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")

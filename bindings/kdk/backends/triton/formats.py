@@ -11,10 +11,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kdk.errors import SimulationError
+
 Array = Any  # numpy arrays of any dtype, ml_dtypes' included
 
 
-# Triton's name of each scalar type, and the NumPy dtype of its elements. fp8e4b15 is in no library: it stays a byte.
+# Triton's name of each scalar type, and the NumPy dtype of its elements.
 _DTYPES = {
     "int1": np.dtype(np.bool_),
     **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
@@ -26,7 +28,6 @@ _DTYPES = {
     "fp8e5": np.dtype(ml_dtypes.float8_e5m2),
     "fp8e4b8": np.dtype(ml_dtypes.float8_e4m3fnuz),
     "fp8e5b16": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "fp8e4b15": np.dtype(np.uint8),
 }
 _SMALL = {_DTYPES[name] for name in ("bf16", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16")}
 
@@ -34,7 +35,19 @@ _SMALL = {_DTYPES[name] for name in ("bf16", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8
 def numpy_dtype(kind: Any) -> np.dtype[Any]:
     """The NumPy dtype that holds Triton's `kind` (a scalar, pointer or block type)."""
     scalar = kind.scalar
-    return np.dtype(np.uint64) if scalar.is_ptr() else _DTYPES[scalar.name]
+    if scalar.is_ptr():
+        return np.dtype(np.uint64)
+    dtype = _DTYPES.get(scalar.name)
+    if dtype is None:
+        raise SimulationError("KDK-TRITON-FORMAT", "the simulator has no such type", value=str(scalar))
+    return dtype
+
+
+def handle(data: Array, kind: Any) -> Any:
+    """Triton's object for a value of scalar type `kind`."""
+    from triton.runtime.interpreter import TensorHandle
+
+    return TensorHandle(data, kind.scalar)
 
 
 def is_small(array: Array) -> bool:

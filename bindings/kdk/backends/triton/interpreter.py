@@ -237,7 +237,7 @@ def _changes() -> list[tuple[Any, str, Any, Any]]:
     from triton.language.extra import libdevice as stubs
     from triton.runtime import interpreter as stock
 
-    from . import libdevice, reductions, repair
+    from . import builder, libdevice, reductions
 
     owners = [tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base, tl.dtype, stubs, stock]
     owners += [tl.condition] if hasattr(tl, "condition") else []
@@ -248,7 +248,7 @@ def _changes() -> list[tuple[Any, str, Any, Any]]:
         scope = stock._patch_lang(FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core}))
         strangers = [owner for owner, *_ in scope._changes if owner not in owners]
         assert not strangers, f"triton's interpreter replaces attributes of {strangers}"
-        replacements = {**repair.FUNCTIONS(), **reductions.FUNCTIONS(), **libdevice.FUNCTIONS(_active)}
+        own = {**builder.replacements(), **reductions.replacements(), **libdevice.replacements(_active)}
         after = [dict(vars(owner)) for owner in owners]
     finally:
         scope.restore()
@@ -261,7 +261,7 @@ def _changes() -> list[tuple[Any, str, Any, Any]]:
         for name, new in now.items():
             if was.get(name, _MISSING) is not new and (owner, name) != (stock, "_patch_attr"):
                 changes[owner, name] = (owner, name, was.get(name, _MISSING), new)
-    for (owner, name), new in replacements.items():
+    for (owner, name), new in own.items():
         changes[owner, name] = (owner, name, vars(owner).get(name, _MISSING), new)
     return list(changes.values())
 

@@ -23,10 +23,10 @@ def launch(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwa
     """Run `kernel[grid](*args, **kwargs)` in NumPy."""
     from triton.language.semantic import TritonSemantic
 
-    from .repair import builder_class
+    from .builder import builder_class
     from .sanitizer import Sanitizer
 
-    if kernel.is_gluon() if hasattr(kernel, "is_gluon") else False:
+    if kernel.is_gluon():
         raise SimulationError("KDK-TRITON-GLUON", "only @triton.jit kernels can be interpreted", value=kernel.__name__)
     bound, options = _bind(session, kernel, args, kwargs)
     for hook in kernel.pre_run_hooks:
@@ -68,9 +68,7 @@ def _run(
         raise
 
 
-def _bind(
-    session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], Any]:
+def _bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The kernel's arguments by name, and the options of the launch, which the target's back end checks."""
     names = {p.name for p in kernel.params}
     bound = kernel.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
@@ -79,9 +77,7 @@ def _bind(
     options = session.backend.parse_options({"debug": bool(kernel.debug), **rest})
     unknown = [name for name in rest if not hasattr(options, name)]
     if unknown:
-        raise KeyError(
-            f"Keyword argument {unknown[0]} was specified but unrecognised by {kernel.__name__} and {session.name}"
-        )
+        raise KeyError(f"Keyword argument {unknown[0]} was specified but unrecognised by {kernel.__name__} and {session.name}")
     return bound.arguments, options
 
 

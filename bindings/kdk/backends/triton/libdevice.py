@@ -20,7 +20,7 @@ from kdk.errors import SimulationError
 from .formats import Array, convert, widen
 
 
-def FUNCTIONS(active: Any) -> dict[tuple[Any, str], Any]:
+def replacements(active: Any) -> dict[tuple[Any, str], Any]:
     """The stubs of triton.language.extra.libdevice, replaced by the target's functions."""
     from triton.language.extra import libdevice as stubs
 
@@ -38,7 +38,8 @@ def _of_target(active: Any, name: str, *args: Any, **_: Any) -> Any:
 
 
 def call(symbol: str, args: list[Array], dtype: np.dtype[Any]) -> Array:
-    """The library's function `symbol`, computed in float64 (integers as they are) and rounded once to `dtype`."""
+    """The library's function `symbol`, computed in float64 (integers as they are) and rounded once to `dtype`:
+    the libraries themselves are accurate to one or two units in the last place, the fast variants to fewer bits."""
     function = _functions().get(_plain_name(symbol))
     if function is None:
         raise SimulationError(
@@ -107,9 +108,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "atanh": "arctanh",
     }
     table.update({name: getattr(np, numpy) for name, numpy in inverse.items()})
-    table.update(
-        {name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")}
-    )
+    table.update({name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "erfcx", "erfcinv", "j0", "j1", "y0", "y1")})
     table.update(
         fabs=np.abs,
         finite=np.isfinite,

@@ -25,14 +25,12 @@ _OPERATIONS: dict[str, tuple[Any, Any]] = {  # for integers, for floats
 }
 
 
-def FUNCTIONS() -> dict[tuple[Any, str], Any]:
+def replacements() -> dict[tuple[Any, str], Any]:
     """Functions of triton.language to replace during a launch."""
     import triton.language as tl
 
     return {
-        (owner, name): new
-        for owner in (tl, tl.core)
-        for name, new in (("reduce", reduce), ("associative_scan", associative_scan))
+        (owner, name): new for owner in (tl, tl.core) for name, new in (("reduce", reduce), ("associative_scan", associative_scan))
     }
 
 

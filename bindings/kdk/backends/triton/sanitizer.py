@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from kdk.errors import SimulationError
 from .formats import Array, numpy_dtype
 
 _MANY_ENTRIES = 1 << 24
+_PATIENCE = 20_000
 
 
 class KernelMemoryError(SimulationError):
@@ -85,10 +87,11 @@ class Region:
     def __init__(self, arguments: list[Argument]) -> None:
         self.start = min(a.base for a in arguments)
         self.stop = max(a.base + a.nbytes for a in arguments)
-        self.granule = math.gcd(*(a.itemsize for a in arguments), *(a.base - self.start for a in arguments))
+        granule = math.gcd(*(a.itemsize for a in arguments), *(a.base - self.start for a in arguments))
+        self.shift = granule.bit_length() - 1  # the sizes of elements are powers of two
         for argument in arguments:
             argument.region = self
-        self.entries = -(-(self.stop - self.start) // self.granule)
+        self.entries = -(-(self.stop - self.start) >> self.shift)
         self.written = self.atomics = False
 
     @functools.cached_property
@@ -107,16 +110,20 @@ class Region:
     def lane(self) -> Array:
         return _zeros(self.entries)
 
-    def places(self, addresses: Array, size: int) -> Any:
-        """Index of the granules of an access: a slice where they follow each other."""
-        first = (addresses.astype(np.int64) - self.start) // self.granule
-        width = max(1, size // self.granule)
+    def places(self, argument: Argument, offsets: Array, size: int) -> Any:
+        """Index of the granules of an access at byte offsets of an argument: a slice where they follow each other."""
+        first = (offsets + (argument.base - self.start)) >> self.shift
+        width = size >> self.shift
         if width > 1:
             first = (first[:, None] + np.arange(width)).ravel()
         begin, end = int(first[0]), int(first[-1])
-        if end - begin == first.size - 1 and (first.size == 1 or bool((np.diff(first) == 1).all())):
+        if end - begin == first.size - 1 and bool((np.diff(first) == 1).all()):
             return slice(begin, end + 1)
         return first
+
+    def offset(self, argument: Argument, place: int) -> int:
+        """Byte offset from the start of an argument."""
+        return (place << self.shift) + self.start - argument.base
 
 
 def _zeros(entries: int) -> Array:
@@ -139,6 +146,7 @@ class Sanitizer:
         self.number = 0
         self.ordered = 0  # bit set of the programs whose work happened before this point
         self.released: dict[int, int] = {}
+        self.last, self.repeats = 0, 0
 
     def argument(self, name: str, tensor: Any, itemsize: int) -> Argument:
         made = Argument(name, tensor, itemsize)
@@ -161,54 +169,37 @@ class Sanitizer:
         self.number = int(np.ravel_multi_index(program, self.grid)) + 1
 
     def load(self, pointers: Any, active: Array) -> None:
-        found = self._locate(pointers, active, "load")
-        if found is None:
-            return
-        argument, places, addresses = found
-        region = argument.region
-        if region.written:
-            self._conflict(argument, places, addresses, region.writer, "read-write", "reads what", "wrote")
-        if region.atomics:
-            self._conflict(
-                argument, places, addresses, region.atomic, "atomic-plain", "reads plainly what", "updated atomically"
-            )
-        self._mark(region.reader, places)
+        for argument, places in self._accesses(pointers, active, "load"):
+            region = argument.region
+            if region.written:
+                self._conflict(argument, places, region.writer, "read-write", "reads what", "wrote")
+            if region.atomics:
+                self._conflict(argument, places, region.atomic, "atomic-plain", "reads plainly what", "updated atomically")
+            self._mark(region.reader, places)
 
     def store(self, pointers: Any, active: Array) -> None:
-        found = self._locate(pointers, active, "store")
-        if found is None:
-            return
-        argument, places, addresses = found
-        region = argument.region
-        if not isinstance(places, slice):
-            self._collision(argument, places, addresses)
-        if region.written:
-            self._conflict(argument, places, addresses, region.writer, "write-write", "writes what", "wrote")
-        self._conflict(argument, places, addresses, region.reader, "read-write", "writes what", "read")
-        if region.atomics:
-            self._conflict(
-                argument, places, addresses, region.atomic, "atomic-plain", "writes plainly what", "updated atomically"
-            )
-        region.written = True
-        region.writer[places] = self.number
+        for argument, places in self._accesses(pointers, active, "store"):
+            region = argument.region
+            if not isinstance(places, slice):
+                self._collision(argument, places)
+            if region.written:
+                self._conflict(argument, places, region.writer, "write-write", "writes what", "wrote")
+            self._conflict(argument, places, region.reader, "read-write", "writes what", "read")
+            if region.atomics:
+                self._conflict(argument, places, region.atomic, "atomic-plain", "writes plainly what", "updated atomically")
+            region.written = True
+            region.writer[places] = self.number
 
     def atomic(self, pointers: Any, active: Array, sem: Any) -> None:
-        found = self._locate(pointers, active, "atomic operation")
-        if found is None:
-            return
-        argument, places, addresses = found
-        region = argument.region
-        if region.written:
-            self._conflict(
-                argument, places, addresses, region.writer, "atomic-plain", "updates atomically what", "wrote plainly"
-            )
-        self._conflict(
-            argument, places, addresses, region.reader, "atomic-plain", "updates atomically what", "read plainly"
-        )
-        region.atomics = True
-        self._mark(region.atomic, places)
-        if addresses.size == 1 and getattr(sem, "name", "") != "RELAXED":
-            self._hand_over(int(addresses[0]))
+        for argument, places in self._accesses(pointers, active, "atomic operation"):
+            region = argument.region
+            if region.written:
+                self._conflict(argument, places, region.writer, "atomic-plain", "updates atomically what", "wrote plainly")
+            self._conflict(argument, places, region.reader, "atomic-plain", "updates atomically what", "read plainly")
+            region.atomics = True
+            self._mark(region.atomic, places)
+        if pointers.data.size == 1 and active.all() and getattr(sem, "name", "") != "RELAXED":
+            self._hand_over(int(pointers.data.item()))
 
     def undefined(self, pointers: Any) -> Any:
         """What a masked-off lane without `other` holds: NaN, or an integer that no kernel expects."""
@@ -216,7 +207,7 @@ class Sanitizer:
         dtype = numpy_dtype(kind)
         data = np.empty(pointers.data.shape, dtype)
         if dtype.kind in "iu":
-            data.view(np.uint8).fill(0x55) if data.ndim else data.fill(0x55)
+            data.view(np.uint8).fill(0x55)
         else:
             data.fill(True if dtype.kind == "b" else np.nan)
         return type(pointers)(data, kind)
@@ -225,34 +216,59 @@ class Sanitizer:
         self.ordered |= self.released.get(address, 0)
         self.released[address] = self.ordered | 1 << self.number
 
-    def _locate(self, pointers: Any, active: Array, what: str) -> tuple[Argument, Any, Array] | None:
-        """The argument of an access, the places in its region, and the addresses, of the active lanes; the faults of
-        the addresses alone."""
+    def _accesses(self, pointers: Any, active: Array, what: str) -> Iterator[tuple[Argument, Any]]:
+        """The argument and the places in its region of the active lanes, after the checks of the addresses alone."""
         addresses = pointers.data.ravel() if active.all() else pointers.data[active]
         if not addresses.size:
-            return None
+            return
+        addresses = addresses.astype(np.int64)
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        argument = pointers.attr.get("argument") or self._by_address(int(addresses[0]))
-        offsets = addresses.astype(np.int64) - argument.base
+        self._watch_waiting(int(addresses[0]), addresses.size)
+        argument = pointers.attr.get("argument")
+        if argument is None:
+            yield from self._by_address(addresses, size, what)
+            return
+        offsets = addresses - argument.base
         wrapped = pointers.attr.get("wrapped")
         if wrapped is not None and wrapped[active].any():
             self._wrapped(argument, int(offsets[wrapped[active]][0]), what)
-        first, last = int(offsets.min()), int(offsets.max())
-        if first < 0 or last + size > argument.nbytes or argument.has_gaps:
+        if int(offsets.min()) < 0 or int(offsets.max()) + size > argument.nbytes or argument.has_gaps:
             good = argument.inside(offsets, size)
             if not good.all():
                 self._outside(argument, offsets[~good], what)
-        if size >= argument.itemsize and first % argument.itemsize:
-            self._fail("KDK-TRITON-MISALIGNED", argument, first, f"{what} between two elements", "")
-        return argument, argument.region.places(addresses, size), addresses
+        if size > 1 and bool((addresses & (size - 1)).any()):
+            bad = int(offsets[addresses & (size - 1) != 0][0])
+            self._fail("KDK-TRITON-MISALIGNED", argument, bad, f"{what} of {size} bytes at an address between two elements", "")
+        yield argument, argument.region.places(argument, offsets, size)
 
-    def _by_address(self, address: int) -> Argument:
-        """The argument that an address without a known origin lies in, or the nearest one."""
-        if not self.arguments:
+    def _by_address(self, addresses: Array, size: int, what: str) -> Iterator[tuple[Argument, Any]]:
+        """For pointers without a known origin (chosen by tl.where, or read from memory): the arguments that they hit."""
+        for argument in self.arguments:
+            offsets = addresses - argument.base
+            hit = argument.inside(offsets, size)
+            if hit.any():
+                yield argument, argument.region.places(argument, offsets[hit], size)
+                addresses = addresses[~hit]
+        if addresses.size:
             raise KernelMemoryError(
-                "KDK-TRITON-BOUNDS", f"{self.kernel} accesses memory and has no tensor argument", value=hex(address)
+                "KDK-TRITON-BOUNDS",
+                f"{self.kernel}, program {self.program}: {what} at an address in no argument, {addresses.size} lanes",
+                value=hex(int(addresses[0])),
+                limit=f"its tensors are {', '.join(a.name for a in self.arguments) or 'none'}",
+                way_out="pass every tensor that the kernel touches as an argument, also what it reaches by an address in memory",
             )
-        return min(self.arguments, key=lambda a: max(a.base - address, address - (a.base + a.nbytes - 1), 0))
+
+    def _watch_waiting(self, address: int, lanes: int) -> None:
+        """Programs run to the end one after the other, so one that waits for a later one would wait for ever."""
+        self.repeats = self.repeats + 1 if lanes == 1 and address == self.last else 0
+        self.last = address
+        if self.repeats > _PATIENCE:
+            raise SimulationError(
+                "KDK-TRITON-DEADLOCK",
+                f"{self.kernel}, program {self.program}: waits for what no earlier program did",
+                value=f"{_PATIENCE} accesses of one element in a row",
+                limit="the simulator runs programs in the order of their ids",
+            )
 
     def _mark(self, users: Array, places: Any) -> None:
         """Add this program to the users of the places."""
@@ -260,9 +276,7 @@ class Sanitizer:
         mine = (known == 0) | (known == self.number)
         users[places] = self.number if mine.all() else np.where(mine, self.number, -np.abs(known))
 
-    def _conflict(
-        self, argument: Argument, places: Any, addresses: Array, users: Array, kind: str, mine: str, theirs: str
-    ) -> None:
+    def _conflict(self, argument: Argument, places: Any, users: Array, kind: str, mine: str, theirs: str) -> None:
         known = users[places]
         other = (known != 0) & (known != self.number)
         if not other.any():
@@ -274,22 +288,20 @@ class Sanitizer:
                 return
         lane = int(np.flatnonzero(other)[0])
         who = self._name(int(known[lane]))
-        first = (places.start if isinstance(places, slice) else int(places[lane] - lane)) + lane
-        offset = first * argument.region.granule + argument.region.start - argument.base
+        place = places.start + lane if isinstance(places, slice) else int(places[lane])
         self._fail(
             "KDK-TRITON-RACE",
             argument,
-            offset,
+            argument.region.offset(argument, place),
             f"{kind} race: {mine} {who} {theirs}, {int(other.sum())} elements",
             "let one program own each element, use atomics, or order the programs by an atomic lock or counter",
         )
 
     def _name(self, user: int) -> str:
-        if user < 0 and -user == self.number:
-            return "another program"
-        return f"program {tuple(int(i) for i in np.unravel_index(abs(user) - 1, self.grid))}"
+        program = tuple(int(i) for i in np.unravel_index(abs(user) - 1, self.grid))
+        return f"program {program} and others" if user < 0 else f"program {program}"
 
-    def _collision(self, argument: Argument, places: Array, addresses: Array) -> None:
+    def _collision(self, argument: Argument, places: Array) -> None:
         if bool((np.diff(places) > 0).all()):
             return
         lanes = np.arange(places.size, dtype=np.int32)
@@ -297,7 +309,7 @@ class Sanitizer:
         lost = argument.region.lane[places] != lanes
         if lost.any():
             lane = int(np.flatnonzero(lost)[0])
-            offset = int(places[lane]) * argument.region.granule + argument.region.start - argument.base
+            offset = argument.region.offset(argument, int(places[lane]))
             way_out = "mask all lanes but one, or give every lane its own element"
             self._fail(
                 "KDK-TRITON-COLLISION",
@@ -329,10 +341,6 @@ class Sanitizer:
             limit=f"{argument.name} has {argument.extent()}",
             way_out=way_out,
         )
-        error.argument, error.offset, error.extent, error.program = (
-            argument.name,
-            element,
-            argument.extent(),
-            self.program,
-        )
+        error.argument, error.offset = argument.name, element
+        error.extent, error.program = argument.extent(), self.program
         raise error

@@ -118,13 +118,13 @@ class Tracking(_Builder):
         return super().create_masked_store(ptr, val, mask)
 
     def create_atomic_poll(self, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
-        """Programs run one after the other: what a later one would have to write never comes."""
+        """Programs run one after the other, so waiting changes nothing: ask once, and fail where it would be for ever."""
         everywhere = np.ones(ptr.data.shape, np.bool_)
         found = self.create_atomic_load(ptr, everywhere, sem, scope).data == expected.data
         if not found.all() and not hasattr(timeout_ns, "data"):
             raise SimulationError(
-                "KDK-TRITON-POLL",
-                "tl.atomic_poll waits for a value that no earlier program wrote",
+                "KDK-TRITON-DEADLOCK",
+                "tl.atomic_poll waits for what no earlier program did",
                 limit="the simulator runs programs in the order of their ids",
             )
         return type(ptr)(found, expected.dtype)
@@ -145,4 +145,5 @@ def _carry(result: Any, source: Any, reshape: Any) -> Any:
 
 
 def lanes(mask: Any, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, shape)
+    data = mask if isinstance(mask, np.ndarray) else mask.data
+    return data if data.shape == shape else np.broadcast_to(data, shape)

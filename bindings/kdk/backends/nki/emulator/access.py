@@ -91,9 +91,9 @@ def mark(t: NkiTensor, fine: Usable, writer: int, poison: tuple[str, str] | None
 
 def open_tile(t: NkiTensor) -> None:
     """A tile at a given address starts uninitialised when it is first used, whatever lived there before."""
-    storage = t.storage
-    if storage.manual and storage.first is None:
-        storage.first = len(current().trace)
+    storage, place = t.storage, t.storage.placement
+    if place.manual and place.first is None:
+        place.first = len(current().trace)
         cells(NkiTensor(storage.shape, storage.dtype, storage, t.buffer))[...] = UNTOUCHED
 
 
@@ -158,8 +158,8 @@ def touch(*tensors: NkiTensor) -> None:
     now = len(core.trace)
     for t in tensors:
         storage = t.storage
-        if storage.first is None:
-            storage.first = now
-        storage.last = now
+        if storage.placement.first is None:
+            storage.placement.first = now
+        storage.placement.last = now
         if storage.loops and storage.loops != tuple(core.loops[: len(storage.loops)]):
             refuse("loop", f"{t} was created in the body of a dynamic loop that has ended")

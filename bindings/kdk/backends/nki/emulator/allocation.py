@@ -23,6 +23,7 @@ from .memory import (
     WRITTEN,
     Memory,
     MemoryRegion,
+    Placement,
     Storage,
 )
 from .tensor import NkiTensor
@@ -70,9 +71,7 @@ def _in_hbm(core: Core, shape: tuple[int, ...], dtype: str, buffer: MemoryRegion
     return Storage(buffer, shape, dtype, name, memory, site=call_site())
 
 
-def _on_chip(
-    core: Core, shape: tuple[int, ...], dtype: str, buffer: MemoryRegion, name: str, address: tuple[int, int] | None
-) -> Storage:
+def _on_chip(core: Core, shape: tuple[int, ...], dtype: str, buffer: MemoryRegion, name: str, address: tuple[int, int] | None) -> Storage:
     need(shape[0] <= PARTITIONS, "partitions", f"a tile of {shape[0]} partitions in {buffer.value}, limit {PARTITIONS}")
     size, limit = ITEMSIZE[dtype], capacity(core, buffer)
     row = math.prod(shape[1:]) * size
@@ -83,7 +82,7 @@ def _on_chip(
     )
     if address is None:
         storage = Storage(buffer, shape, dtype, name, Memory(shape[0] * row, size, data=core.data), site=call_site())
-        core.storages.append(storage)
+        core.tiles.append(storage.placement)
         return storage
     need(len(address) == 2, "argument", f"address {address}; expected (partition, byte offset)")
     partition, offset = address
@@ -105,7 +104,7 @@ def _on_chip(
     if buffer not in core.arenas:
         core.arenas[buffer] = Memory(PARTITIONS * limit, 1, data=core.data)
     storage = Storage(buffer, shape, dtype, name, core.arenas[buffer], partition * limit + offset, limit, call_site())
-    core.storages.append(storage)
+    core.tiles.append(storage.placement)
     return storage
 
 
@@ -126,26 +125,26 @@ def constant(array: np.ndarray, name: str) -> NkiTensor:
     return NkiTensor(content.shape, dtype, storage, SHARED, name)
 
 
-def peak(storages: Iterable[Storage], region: MemoryRegion) -> tuple[int, list[Storage]]:
+def peak(tiles: Iterable[Placement], region: MemoryRegion) -> tuple[int, list[Placement]]:
     """Largest sum of bytes per partition that are live at once, and what is live then.
 
     A tile lives from its first to its last instruction. That is a lower bound: overlapping iterations need more.
     """
     unit = PSUM_BANK if region is PSUM else 1
-    events: list[tuple[int, int, int, Storage]] = []
-    for storage in storages:
-        if storage.region is region and storage.first is not None and storage.last is not None:
-            size = -(-storage.row // unit) * unit
-            events += [(storage.first, 0, size, storage), (storage.last, 1, -size, storage)]
-    live: dict[int, Storage] = {}
+    events: list[tuple[int, int, int, Placement]] = []
+    for tile in tiles:
+        if tile.region is region and tile.first is not None and tile.last is not None:
+            size = -(-tile.row // unit) * unit
+            events += [(tile.first, 0, size, tile), (tile.last, 1, -size, tile)]
+    live: dict[int, Placement] = {}
     total = most = 0
-    most_live: list[Storage] = []
-    for _, kind, size, storage in sorted(events, key=lambda e: e[:2]):
+    most_live: list[Placement] = []
+    for _, kind, size, tile in sorted(events, key=lambda e: e[:2]):
         total += size
         if kind:
-            del live[id(storage)]
+            del live[id(tile)]
         else:
-            live[id(storage)] = storage
+            live[id(tile)] = tile
         if total > most:
             most, most_live = total, list(live.values())
     return most, most_live
@@ -154,7 +153,7 @@ def peak(storages: Iterable[Storage], region: MemoryRegion) -> tuple[int, list[S
 def check_capacity(core: Core) -> None:
     """Refuse a kernel whose live tiles do not fit, and manual addresses that overlap while both are live."""
     for region in ON_CHIP:
-        most, live = peak(core.storages, region)
+        most, live = peak(core.tiles, region)
         limit = capacity(core, region)
         if most > limit:
             largest = sorted(live, key=lambda s: -s.row)[:4]
@@ -164,10 +163,10 @@ def check_capacity(core: Core) -> None:
                 f"{most} bytes per partition of {region.value} live at once, limit {limit}; the largest: {what}",
                 largest[0].site,
             )
-        _check_overlap([s for s in core.storages if s.region is region and s.manual and s.first is not None])
+        _check_overlap([s for s in core.tiles if s.region is region and s.manual and s.first is not None])
 
 
-def _check_overlap(manual: list[Storage]) -> None:
+def _check_overlap(manual: list[Placement]) -> None:
     manual.sort(key=lambda s: s.first or 0)
     for i, a in enumerate(manual):
         for b in manual[i + 1 :]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import refuse
+from .errors import CHECKS, refuse
 
 if TYPE_CHECKING:
     from .cost.records import Record
     from .lnc import Pair
-    from .memory import Memory, Storage
+    from .memory import Memory, Placement
 
 TARGETS = {"trn1": 2, "inf2": 2, "gen2": 2, "trn2": 3, "gen3": 3, "trn3": 4, "gen4": 4}
 DEFAULT_TARGET = "trn2"
@@ -50,7 +50,9 @@ class Core:
     frontend: str = "tracer"
     pair: Pair | None = None
     trace: list[Record] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
+    tiles: list[Placement] = field(default_factory=list)
+    writers: dict[Placement, int] = field(default_factory=dict)  # last writer and readers since, for the timeline
+    readers: dict[Placement, list[int]] = field(default_factory=dict)
     arenas: dict[Any, Memory] = field(default_factory=dict)
     accumulators: dict[str, tuple[Any, Any, str] | None] = field(default_factory=dict)
     loops: list[int] = field(default_factory=list)
@@ -61,11 +63,10 @@ class Core:
     lints: dict[str, list[str]] = field(default_factory=dict)
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     random_state: dict[str, np.ndarray] = field(default_factory=dict)
-    names: dict[str, Any] = field(default_factory=dict)
 
     def lint(self, text: str, site: str) -> None:
         """Note something legal but slow, once per text and line."""
-        sites = self.lints.setdefault(text, [])
+        sites = self.lints.setdefault(f"[{CHECKS['lint'].code}] {text}", [])
         if site not in sites:
             sites.append(site)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -66,8 +67,29 @@ class Memory:
         return self.state
 
 
+@dataclass(eq=False)
+class Placement:
+    """Where an allocation lies and how long it lives. The trace keeps it after the bytes are gone.
+
+    On chip: `rows` partitions of `row` bytes, `pitch` bytes apart. In HBM: a single row.
+    """
+
+    region: MemoryRegion
+    shape: tuple[int, ...]
+    dtype: str
+    name: str
+    site: str
+    rows: int
+    row: int
+    pitch: int
+    base: int = 0
+    manual: bool = False
+    first: int | None = None  # first and last instruction that used it
+    last: int | None = None
+
+
 class Storage:
-    """One allocation. On chip: `rows` partitions of `row` bytes, `pitch` bytes apart. In HBM: a single row."""
+    """One allocation: its bytes, its placement, and what happened to it as a whole."""
 
     def __init__(
         self,
@@ -81,21 +103,16 @@ class Storage:
         site: str = "",
     ) -> None:
         self.region, self.shape, self.dtype, self.name = region, shape, dtype, name
+        self.memory = memory
         self.total = math.prod(shape) * ITEMSIZE[dtype]
         self.rows = shape[0] if region in ON_CHIP else 1
         self.row = self.total // self.rows
         self.pitch = pitch or self.row
         self.base = base
-        self.memory = memory
-        self.site = site
-        self.manual = pitch is not None
-        self.first: int | None = None  # first and last instruction that used it
-        self.last: int | None = None
+        self.placement = Placement(region, shape, dtype, name, site, self.rows, self.row, self.pitch, base, manual=pitch is not None)
         self.argument = False  # a host array: initialised from the start
         self.written = False
         self.elements_written = 0
         self.poison: tuple[str, str] | None = None  # check and place of the first unusable value stored here
         self.loops: tuple[int, ...] = ()  # dynamic loops it was created in
-        self.writer: int | None = None  # trace index, for the modelled timeline
-        self.readers: list[int] = []
-        self.shared_accesses: np.ndarray | None = None  # two cores: who touched each element since the last barrier
+        self.shared_accesses: np.ndarray | None = None  # two cores: who touched each byte since the last barrier

@@ -30,12 +30,17 @@ class Kernel:
 
     def __getitem__(self, grid: Any) -> Kernel:
         need(not isinstance(grid, bool) and grid in (1, 2), "lnc", f"grid {grid!r}; one integer, 1 or 2")
-        return Kernel(self.function, grid)
+        kernel = Kernel(self.function, grid)
+        kernel.schedule = self.schedule
+        return kernel
 
     def with_schedule(self, edges: Sequence) -> Kernel:
-        """Order instructions by their names. Program order satisfies any order that has no cycle with it."""
+        """Order instructions by their names: (consumer, producer) or (consumer, [producers]).
+
+        The emulator keeps program order; instructions that a schedule may reorder do not depend on each other.
+        """
         kernel = Kernel(self.function, self.grid)
-        kernel.schedule = list(edges)
+        kernel.schedule = [(consumer, *((p,) if isinstance(p, str) else p)) for consumer, p in edges]
         return kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,6 +88,9 @@ class Simulation:
         named = {name: self._lift(x, name, arguments) for name, x in kwargs.items()}
         with blas.one_thread():
             cores, returned = self._run(lifted, named)
+        names = {r.name for c in cores for r in c.trace}
+        for name in (n for edge in self.kernel.schedule for n in edge):
+            need(name in names, "argument", f"with_schedule: no instruction has the name {name!r}")
         for c in cores:
             check_capacity(c)
         self.cores = cores

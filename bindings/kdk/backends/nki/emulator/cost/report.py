@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..allocation import capacity, peak
+from ..errors import CHECKS
 from ..memory import PSUM, PSUM_BANK, PSUM_BANKS, SBUF
 from . import constants
 from .timeline import busy_us, in_order_us
@@ -13,6 +14,7 @@ from .timeline import busy_us, in_order_us
 if TYPE_CHECKING:
     from ..core import Core
 
+MOST_INSTRUCTIONS = 10_000  # our threshold: public reports speak of thousands
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "dma")
 
 
@@ -48,6 +50,8 @@ def report(cores: Sequence[Core]) -> dict[str, Any]:
         for text, sites in c.lints.items():
             known = lints.setdefault(text, [])
             known += [s for s in sites if s not in known]
+    if len(records) > MOST_INSTRUCTIONS:
+        lints[f"[{CHECKS['lint'].code}] {len(records)} instructions, all unrolled: compiling takes minutes; use nl.fori_loop"] = ["kernel"]
     return {
         "evidence": "modelled",
         "generation": core.generation,
@@ -62,9 +66,9 @@ def report(cores: Sequence[Core]) -> dict[str, Any]:
         "dma_bytes": sum(r.bytes for r in records),
         "hbm_bytes": sum(r.hbm_bytes for r in records),
         "flops": sum(r.flops for r in records),
-        "sbuf_peak_bytes": max(peak(c.storages, SBUF)[0] for c in cores),
+        "sbuf_peak_bytes": max(peak(c.tiles, SBUF)[0] for c in cores),
         "sbuf_capacity_bytes": capacity(core, SBUF),
-        "psum_peak_banks": max(peak(c.storages, PSUM)[0] for c in cores) // PSUM_BANK,
+        "psum_peak_banks": max(peak(c.tiles, PSUM)[0] for c in cores) // PSUM_BANK,
         "psum_banks": PSUM_BANKS,
         "lints": lints,
     }

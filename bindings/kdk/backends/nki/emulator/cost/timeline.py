@@ -1,7 +1,8 @@
 """A modelled timeline: every engine issues in program order and waits for the data and buffers it needs.
 
 It knows no buffer rotation beyond what the kernel allocates and no reordering by a compiler, so it is a reading of the
-kernel as written, between the bounds of the report. The file it writes opens in ui.perfetto.dev or chrome://tracing.
+kernel as written, between the bounds of the report. Two cores do not wait for each other in it. The file it writes opens
+in ui.perfetto.dev or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def events(cores: Sequence[Core]) -> list[dict[str, Any]]:
         for tid, engine in enumerate(engines):
             found.append({"ph": "M", "pid": core.index, "tid": tid, "name": "thread_name", "args": {"name": engine}})
         for index, (record, (start, _)) in enumerate(zip(core.trace, schedule(core))):
-            details: dict[str, Any] = {"site": record.site, "shape": [record.partitions, record.elements], "dtypes": list(record.dtypes)}
+            details: dict[str, Any] = {
+                "site": record.site,
+                "shape": [record.partitions, record.elements],
+                "dtypes": list(record.dtypes),
+            }
             details |= {"memories": list(record.buffers), "bytes": record.bytes, "flops": record.flops}
             found.append(
                 {

@@ -23,7 +23,8 @@ from ..tensor import NkiTensor
 from . import enums
 
 START_PARTITIONS = {32: (0, 32, 64, 96), 64: (0, 64), 96: (0,), 128: (0,)}
-MOST_SIZE, MOST_STRIDE = 65535, 32767
+MOST_ELEMENTS, MOST_SIZE, MOST_STRIDE = 65536, 65535, 32767
+FEW_PARTITIONS = 32
 REACH = {"gpsimd": (SBUF,), "tensor": ON_CHIP, "vector": ON_CHIP, "scalar": ON_CHIP, "dma": (SBUF,)}
 
 
@@ -142,12 +143,14 @@ class Instruction:
             refuse("pattern", f"{self.op}: {what} {t} skips or repeats partitions")
         if not any_start and not starts_legally(t.partitions, t.start_partition):
             refuse("start-partition", f"{self.op}: {what} covers {t.partitions} partitions from {t.start_partition}")
+        if t.per_partition > MOST_ELEMENTS:
+            refuse("pattern", f"{self.op}: {what} {t} has {t.per_partition} elements per partition, limit {MOST_ELEMENTS}")
         if len(t.shape) > 2 or t.strides[-1] != 1:
             dims = walk.merge(t.shape[1:], t.strides[1:])
             if len(dims) > 4:
                 refuse("pattern", f"{self.op}: {what} {t} has {len(dims)} free dimensions that cannot be merged, limit 4")
             for size, stride in dims:
-                if len(dims) > 1 and (size > MOST_SIZE or abs(stride) > MOST_STRIDE):
+                if size > MOST_SIZE or abs(stride) > MOST_STRIDE:
                     refuse(
                         "pattern",
                         f"{self.op}: {what} {t}: size {size}, limit {MOST_SIZE}; stride {stride}, limit {MOST_STRIDE}",
@@ -197,7 +200,7 @@ class Instruction:
         fine = access.usable(t if t.indirection is None else t.indirection.base)
         if fine is True:
             return True
-        self.poison = self.poison or t.storage.poison
+        self.poison = self.poison or t.storage.poison or ("uninitialised", call_site())
         fine = np.asarray(fine).reshape(t.partitions, -1)
         if t.indirection is not None:
             fine = np.take_along_axis(fine, self.columns(t), 1) if self.data else fine.all(1, keepdims=True)
@@ -268,6 +271,8 @@ class Instruction:
         if us is None:
             us = cycles / CLOCK_GHZ[core.generation][self.engine] / 1e3
         out = operands[0] if operands else None
+        if out is not None and out.on_chip and out.partitions < FEW_PARTITIONS and out.per_partition >= FEW_PARTITIONS:
+            core.lint(f"{self.op} uses {out.partitions} of 128 partitions and takes as long as with all", call_site())
         core.trace.append(
             Record(
                 self.op,
@@ -290,16 +295,16 @@ class Instruction:
 
     def _dependencies(self, index: int) -> tuple[int, ...]:
         """Earlier instructions that this one waits for: its data, and the buffers it overwrites."""
-        before: set[int] = set()
-        for t in self.reads:
-            if t.storage.writer is not None:
-                before.add(t.storage.writer)
-            t.storage.readers.append(index)
-        for t in self.writes:
-            storage = t.storage
-            before.update(storage.readers if storage.writer is None else [storage.writer, *storage.readers])
-            storage.writer = index
-            storage.readers = []
+        core, before = self.core, set[int]()
+        for place in [t.storage.placement for t in self.reads]:
+            if place in core.writers:
+                before.add(core.writers[place])
+            core.readers.setdefault(place, []).append(index)
+        for place in [t.storage.placement for t in self.writes]:
+            before.update(core.readers.pop(place, ()))
+            if place in core.writers:
+                before.add(core.writers[place])
+            core.writers[place] = index
         before.discard(index)
         return tuple(sorted(before))
 

@@ -66,8 +66,7 @@ def sendrecv(
     need(
         send_to_rank == recv_from_rank == 1 - core.index,
         "lnc",
-        f"{n}: core {core.index} sends to {send_to_rank} and receives from "
-        f"{recv_from_rank}; with two cores both are the other core",
+        f"{n}: core {core.index} sends to {send_to_rank} and receives from {recv_from_rank}; with two cores both are the other core",
     )
     payload = (access.array(src).copy() if ins.data else None, ins.usable(src), src.shape)
     x, fine, shape = core.pair.meet((n, pipe_id), payload)  # type: ignore[union-attr]

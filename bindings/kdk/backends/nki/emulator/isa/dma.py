@@ -273,17 +273,15 @@ def _gather_transpose(ins: Instruction, dst: NkiTensor, src: NkiTensor, order: t
     addresses, inside = access.gather_addresses(src, skip)
     line = access.as_line(src)
     fine = access.usable(line)
-    values, states = np.moveaxis(access.array(dst), order.index(0), 0).copy(), np.ones(src.shape, bool)
+    back = np.argsort(order)  # rows out of bounds keep what dst has
     before = access.usable(dst)
-    if before is not True:
-        states = np.moveaxis(np.asarray(before), order.index(0), 0).copy()
-    inner = tuple(d for d in order if d != 0)  # dimensions of src in the order in which dst holds them
-    for row in np.flatnonzero(inside):
-        block = access.array(line)[addresses[row]].reshape(src.shape[1:])
-        known = np.ones(block.shape, bool) if fine is True else np.asarray(fine)[addresses[row]].reshape(block.shape)
-        values[row], states[row] = (a.transpose([d - 1 for d in inner]) for a in (block, known))
-    access.array(dst)[...] = np.moveaxis(values, 0, order.index(0))
-    access.mark(dst, True if states.all() else np.moveaxis(states, 0, order.index(0)), WRITTEN, src.storage.poison)
+    values = access.array(dst).transpose(back).copy()
+    states = np.ones(src.shape, bool) if before is True else np.asarray(before).transpose(back).copy()
+    rows = addresses[inside]
+    values[inside] = access.array(line)[rows].reshape(-1, *src.shape[1:])
+    states[inside] = True if fine is True else np.asarray(fine)[rows].reshape(-1, *src.shape[1:])
+    access.array(dst)[...] = values.transpose(order)
+    access.mark(dst, True if states.all() else states.transpose(order), WRITTEN, src.storage.poison)
 
 
 def dma_compute(

@@ -55,9 +55,7 @@ def memset(dst: NkiTensor, value: Any, engine: Any = enums.engine.unknown, name:
     return ins.done(elementwise(dst.per_partition, ins.engine, 0.5 if half else 1.0))
 
 
-def tensor_copy_predicated(
-    dst: NkiTensor, src: Any, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None
-) -> Handle:
+def tensor_copy_predicated(dst: NkiTensor, src: Any, predicate: NkiTensor, reverse_pred: bool = False, name: str | None = None) -> Handle:
     """dst = src where predicate, else dst."""
     op = "tensor_copy_predicated"
     ins = Instruction(op, "vector", name)
@@ -147,9 +145,7 @@ def _tensor_tensor_factor(ins: Instruction, op: Operator, dst: NkiTensor, data1:
     half = all(t.buffer is SBUF and t.itemsize == 2 for t in (dst, data1, data2))
     if ins.core.generation >= 3:
         return 1.0 if half else 2.0
-    plain = op.name in ("add", "subtract", "multiply") and all(
-        t.dtype == "bfloat16" and t.is_contiguous() for t in (dst, data1, data2)
-    )
+    plain = op.name in ("add", "subtract", "multiply") and all(t.dtype == "bfloat16" and t.is_contiguous() for t in (dst, data1, data2))
     return 1.0 if plain else 2.0
 
 

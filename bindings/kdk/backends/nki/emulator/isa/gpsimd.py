@@ -193,9 +193,7 @@ def _local_gather_cycles(src: NkiTensor, valid: int, count: int) -> float:
     return GPSIMD_START_CYCLES + valid * count / rate
 
 
-def nonzero_with_count(
-    dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1, name: str | None = None
-) -> Handle:
+def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1, name: str | None = None) -> Handle:
     """Indices of non-zero elements, padding, and their count last; on partitions 0, 16, ..., 112 only."""
     n = "nonzero_with_count"
     need_generation(3, n)

@@ -10,6 +10,7 @@ from .. import access
 from ..core import current
 from ..dtypes import is_integer
 from ..errors import need
+from ..lnc import check_access
 from ..memory import PSUM, WRITTEN
 from ..objects import VirtualRegister
 from ..tensor import NkiTensor
@@ -59,6 +60,7 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
     need(src.buffer is not PSUM, "memory", f"register_load from {src}; it must be in SBUF or HBM")
     need(src.size == 1, "shape", f"register_load from {src}, must have one element")
     access.touch(src)
+    check_access(current(), (), (src,))
     access.check_usable(src, "a register from")
     dst.value = int(access.array(src).reshape(-1)[0]) if current().data else None
 
@@ -70,6 +72,7 @@ def register_store(dst: NkiTensor, src: VirtualRegister) -> None:
     need(dst.size == 1, "shape", f"register_store to {dst}, must have one element")
     need(is_integer(dst.dtype), "dtype", f"register_store to {dst}, must be an integer")
     access.touch(dst)
+    check_access(current(), (dst,), ())
     if value is not None:
         access.array(dst)[...] = np.asarray(value).astype(access.array(dst).dtype)
     access.mark(dst, True, WRITTEN)

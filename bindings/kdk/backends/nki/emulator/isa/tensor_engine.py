@@ -51,8 +51,8 @@ def nc_matmul(
         "shape",
         f"{n}: contraction over {k} partitions of stationary and {moving.partitions} of moving",
     )
-    ins.fits(dst, m, columns, f"dst of ({k}, {m}).T @ ({k}, {columns})")
     _check_array(n, k, m, columns, dst, tile_position, tile_size, double)
+    ins.fits(dst, m, columns, f"dst of ({k}, {m}).T @ ({k}, {columns})")
     _check_dtypes(n, dst, stationary, moving, is_transpose, double)
     check_bank(n, dst)
     if double:
@@ -208,9 +208,7 @@ def _transpose_by_matmul(ins: Instruction, dst: NkiTensor, stationary: NkiTensor
     )
 
 
-def _cycles(
-    ins: Instruction, m: int, columns: int, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, hint: bool
-) -> float:
+def _cycles(ins: Instruction, m: int, columns: int, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, hint: bool) -> float:
     passes = 1
     if stationary.dtype == moving.dtype == "float32" and not is_transpose:
         passes = 2 if hint else 4

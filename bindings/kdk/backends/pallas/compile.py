@@ -1,0 +1,140 @@
+"""Pallas kernels compiled ahead of time for a real TPU, on any host: Mosaic and XLA's TPU back end through libtpu.
+
+libtpu aborts the process on some programs. `compile_for` takes and returns what can be pickled, so that a caller who must
+survive that runs it in a worker process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kdk.backends.pallas import LANGUAGE, SCOPED_VMEM
+from kdk.backends.pallas.environment import prepare_libtpu
+
+TOPOLOGIES = {"v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}  # the smallest there are
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """compiled; refused: by Pallas, Mosaic or XLA, with their reason; failed: the kernel's own Python raised.
+
+    vmem_used, vmem_limit: bytes of scoped VMEM of the kernel that comes closest to its limit (of a program without a kernel:
+    0 and the chip's default). text: the optimised HLO.
+    """
+
+    target: str
+    outcome: Literal["compiled", "refused", "failed"]
+    reason: str = ""
+    vmem_used: int = 0
+    vmem_limit: int = 0
+    text: str = ""
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why nothing can be compiled here, and how to get what lacks."""
+    for package in ("jax", "libtpu"):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed: pip install 'torch-kdk[tpu]' (libtpu exists for Linux on x86-64)"
+    return None
+
+
+@functools.cache
+def device(target: str) -> Any:
+    """A device of a chip that is not here, to compile for."""
+    prepare_libtpu()
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(topology_name=TOPOLOGIES[target], platform="tpu").devices[0]
+
+
+def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
+    """The kernel's function as a jax program for the chip (`.lower().compile()` makes an executable of it).
+
+    args: what the launcher gets. Of tensors only shapes and dtypes are read, so meta tensors do; the rest is static.
+    """
+    import jax
+
+    where = device(target)
+    sharding = jax.sharding.SingleDeviceSharding(where)
+    static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
+    described = [
+        jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding)
+        if isinstance(a, Tensor)
+        else a
+        for a in args
+    ]
+    # Tells code that asks for the chip while it is traced (pltpu.get_tpu_info) what it is traced for.
+    chip = jax.sharding.AbstractDevice(where.device_kind, 1, "tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip)):
+        return jax.jit(function, static_argnums=static).trace(*described)
+
+
+def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Compiled:
+    """Compile `function(*args)` for a chip: exactly what runs there, nothing interpreted."""
+    for a in args:
+        if isinstance(a, Tensor) and a.dtype in (torch.float64, torch.int64):  # jax would take it for a 32-bit type
+            name = str(a.dtype).removeprefix("torch.")
+            return Compiled(target, "refused", f"{name}: {LANGUAGE.no_dtype[name]}")
+    try:
+        program = traced(function, args, target)
+    except NotImplementedError as error:
+        return Compiled(target, "refused", readable(error))
+    except Exception as error:
+        return Compiled(target, "failed", f"{type(error).__name__}: {readable(error)}")
+    try:
+        text = program.lower().compile().as_text()
+    except Exception as error:  # a ValueError of Pallas, an MLIR error of Mosaic, an XLA runtime error: all are refusals
+        return Compiled(target, "refused", readable(error))
+    used, limit = scoped_vmem(text, target)
+    return Compiled(target, "compiled", "", used, limit, text)
+
+
+def scoped_vmem(text: str, target: str) -> tuple[int, int]:
+    """(used, limit) of the kernel nearest to its limit, in the optimised HLO of a program."""
+    worst = (0, SCOPED_VMEM[target])
+    for line in text.splitlines():
+        if 'custom_call_target="tpu_custom_call"' not in line:
+            continue
+        used = _vmem(line, "used_scoped_memory_configs") or 0
+        limit = _vmem(line, "scoped_memory_configs") or SCOPED_VMEM[target]
+        worst = max(worst, (used, limit), key=lambda pair: pair[0] / pair[1])
+    return worst
+
+
+def _vmem(line: str, field: str) -> int | None:
+    found = re.search(rf'"{field}":\[([^]]*)\]', line)
+    sizes = re.findall(r'"memory_space":"1","offset":"\d+","size":"(\d+)"', found[1]) if found else []
+    return max(map(int, sizes), default=None)
+
+
+def readable(error: Exception) -> str:
+    """A compiler's message in one line: what, which operation, which line of the kernel; without dumps and advice."""
+    text = str(error)
+    vmem = re.search(r"Scoped allocation with size \S+ and limit \S+ exceeded scoped vmem limit by [\d.]+\w?", text)
+    if vmem:
+        return vmem[0]
+    _, mosaic, rest = text.partition("Mosaic failed to compile TPU kernel")
+    if not mosaic:
+        return _one_line(re.split(r"\n\n|\nSee |Please file an issue", text)[0])
+    words = [f"Mosaic: {_one_line(re.sub(r'^.*?HLO name `[^`]*`: |^: ', '', rest.partition(chr(10))[0]))}"]
+    operation = re.search(r'The MLIR operation involved:\s*(?:%\S+ = )?"?([\w.]+)"?.*?(-> .*)?$', rest, re.MULTILINE)
+    if operation:
+        words.append(f"operation {operation[1]} {operation[2] or ''}".rstrip())
+    place = re.search(r'"[^"]*?([^"/\\]+\.py)":(\d+)', rest)
+    if place:
+        words.append(f"{place[1]}, line {place[2]}")
+    return _one_line("; ".join(words))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 500 else f"{line[:497]}..."

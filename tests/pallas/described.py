@@ -1,0 +1,67 @@
+"""Arguments of an operator's kernels without data: what a compiler needs to know of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tests.inputs import cases, results, shape
+
+import kdk.ops  # noqa: F401  (registers the operators)
+from kdk.backends.pallas.launch import prepare
+from kdk.cases import Dim
+from kdk.dispatch import kernel_file
+from kdk.op import Op
+from kdk.registry import OPERATORS
+
+DIRECTIONS = ("forward", "backward")
+ODD = (131, 67, 259, 3, 5, 7)
+KERNELS = [(name, d) for name in OPERATORS for d in DIRECTIONS if kernel_file(OPERATORS[name].op, "pallas", d)]
+
+
+def odd_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
+    """Sizes that fill no tile, as far as the restrictions leave it."""
+    sizes: dict[str, int] = {}
+    for size, (letter, dim) in zip(ODD, dims.items()):
+        step = sizes[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
+        limit = sizes[dim.at_most] if dim.at_most else size
+        sizes[letter] = max(min(size, limit) // step, 1) * step
+    return sizes
+
+
+def kernel(op: Op, direction: str) -> Any:
+    """The module with a direction's Pallas kernel."""
+    prepare()
+    name = kernel_file(op, "pallas", direction)
+    assert name is not None
+    return importlib.import_module(name)
+
+
+def arguments(op: Op, direction: str, sizes: Mapping[str, int], dtype: torch.dtype, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Positional arguments of a kernel: meta tensors, the usual scalars or those given, and all gradients needed."""
+    usual = {name: values[0] for name, values in cases(op).scalars.items()} | dict(scalars)
+
+    def empty(name: str) -> torch.Tensor:
+        return torch.empty(shape(op.shapes[name], sizes), dtype=dtype, device="meta")
+
+    have = {name: empty(name) if name in op.tensors else usual[name] for name in op.arguments}
+    if direction == "forward":
+        return tuple(have.values())
+    everything = results(op.reference(**have))
+    have |= zip((*op.outputs, *op.saved), everything)
+    assert op.backward is not None
+    reads = list(inspect.signature(op.backward).parameters)[len(op.outputs) : -1]
+    return (*everything[: len(op.outputs)], *(have[name] for name in reads), ",".join(op.uses))
+
+
+def call(name: str, direction: str, case: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """An operator's kernel and arguments: "model" is its primary case in bfloat16, "odd" sizes that fill no tile in float32."""
+    op = OPERATORS[name].op
+    model = cases(op).models[0]
+    sizes, dtype, scalars = (
+        (model.sizes, torch.bfloat16, model.scalars) if case == "model" else (odd_sizes(cases(op).dims), torch.float32, {})
+    )
+    return getattr(kernel(op, direction), direction), arguments(op, direction, sizes, dtype, scalars)
