@@ -303,18 +303,22 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> int:
     """Run the job, print the table and what does not hold; 0 or 1."""
-    warnings.simplefilter("ignore", kdk.FallbackWarning)  # the table shows every refusal
     console = Console(width=None if sys.stdout.isatty() else 150)
     start = time.perf_counter()
     console.print(f"Llama of {REAL.name}: {REAL.layers} layers, hidden {REAL.hidden}, {REAL.tokens} tokens; patching:")
     console.print(escape(str(kdk.patch(build(TWIN)))), highlight=False)
-    rows = list(job(REAL, TWIN, TARGETS))
+    rows = []
+    with console.status("running") as status, warnings.catch_warnings():  # the status: on a terminal only
+        warnings.simplefilter("ignore", kdk.FallbackWarning)  # the table shows every refusal
+        for row in job(REAL, TWIN, TARGETS):
+            rows.append(row)
+            status.update(f"done: {row.size}, {row.dtype}, {row.how}")
     console.print(table(rows))
     failed = [(row, failure) for row in rows for failure in row.failures]
     for row, failure in failed:
         console.print(f"[red]failed[/] {row.size}, {row.dtype}, {row.how}: {escape(failure)}", highlight=False)
     console.print(
-        f"{len(failed)} failures, {time.perf_counter() - start:.0f} s. Limit: {FACTOR} times the unpatched model's error."
+        f"{len(failed)} failures in {time.perf_counter() - start:.0f} s. Limit: {FACTOR} times the unpatched model's error."
     )
     return 1 if failed else 0
 

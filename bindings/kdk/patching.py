@@ -69,8 +69,11 @@ def patch(model: nn.Module) -> Report:
     """Let the modules of `model` run on kdk's operators, in place. Doing it twice changes nothing more.
 
     A module is replaced when its class is recognised and a trial on a small example, on the CPU, agrees with the operator;
-    else it is left, with the reason. `kdk.unpatch(model)` goes back. What a replacement skips: hooks that are registered
-    later on an activation inside a replaced MLP. Functions that a replaced forward calls are those of the moment of patching.
+    else it is left, with the reason. `kdk.unpatch(model)` goes back.
+
+    Deep copies, pickles and compiled models work; a shallow copy of a module (copy.copy, torch.nn.DataParallel) goes on calling
+    the original. Hooks that are registered later on an activation inside a replaced MLP are not called. A replaced attention
+    sees the global functions of its module as they were at the moment of patching.
 
     Raises UsageError if `model` is not a torch.nn.Module.
     """
