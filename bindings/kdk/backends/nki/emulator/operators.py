@@ -132,7 +132,7 @@ def _gelu_sigmoid_dx(x: np.ndarray) -> np.ndarray:
 
 def _silu_dx(x: np.ndarray) -> np.ndarray:
     s = sigmoid(x)
-    return s * (1 + x * (1 - s))
+    return s * (1 + x * sigmoid(-x))  # 1 - s would cancel
 
 
 def _softplus(x: np.ndarray) -> np.ndarray:
