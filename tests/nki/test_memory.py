@@ -234,6 +234,21 @@ def test_psum_counts_whole_banks():
         simulate(kernel, X, 9)
 
 
+def test_a_bank_is_kept_where_tensor_engine_transposes_for_the_dma(monkeypatch):
+    def kernel(x):
+        assert nl.tile_size.psum_num_banks == 7
+        tiles = [psum((128, 512)) for _ in range(8)]
+        for p in tiles:
+            nisa.memset(p, 0.0)
+        for p in tiles:
+            nisa.tensor_copy(sbuf((128, 512)), p)
+        return x
+
+    monkeypatch.setenv("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "true")
+    with refused("C18", match="limit 14336"):
+        simulate(kernel, X)
+
+
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_a_tile_larger_than_a_partition(target):
     sizes = {"trn2": 224, "trn3": 256}
