@@ -184,6 +184,17 @@ def test_two_cores_need_gen3():
         pair(lambda x: x, X, target="trn1")
 
 
+def test_the_environment_fixes_the_number_of_cores(monkeypatch):
+    def kernel(x):
+        nisa.dma_copy(half(x), loaded(half(x)))
+        return x
+
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    emulator.simulate(kernel)(X.copy())
+    with refused("C21", match="NEURON_LOGICAL_NC_CONFIG=1"):
+        pair(kernel, X.copy())
+
+
 def test_report_counts_the_slower_core():
     def kernel(x):
         t = loaded(half(x))

@@ -54,6 +54,46 @@ def test_partly_filled_tiles_are_fine_while_only_the_valid_part_is_stored():
     np.testing.assert_allclose(got, X[:96] + X[:96].sum(1, keepdims=True), rtol=1e-5)
 
 
+def test_poison_of_every_operand_counts():
+    """Two tiles with different unwritten parts, and an unwritten scalar per partition."""
+
+    def kernel(x, first, last):
+        a, b, v, out = sbuf((128, 128)), sbuf((128, 128)), sbuf((128, 1)), hbm((last - first, 128))
+        nisa.dma_copy(a[0:96], x[0:96])
+        nisa.dma_copy(b[:, 0:64], x[:, 0:64])
+        nisa.dma_copy(b[32:128], x[32:128])
+        nisa.dma_copy(v[64:128], x[64:128, 0:1])
+        nisa.scalar_tensor_tensor(a, a, nl.add, v, nl.add, b)
+        nisa.dma_copy(out, a[first:last])
+        return out
+
+    got = simulate(kernel, X, 64, 96)
+    np.testing.assert_allclose(got, 2 * X[64:96] + X[64:96, 0:1], rtol=1e-6)
+    for first, last in ((0, 32), (32, 64), (96, 128)):
+        with refused("C16"):
+            simulate(kernel, X, first, last)
+
+    def two(x):
+        a, b = sbuf((128, 128)), sbuf((128, 128))
+        nisa.dma_copy(a[0:96], x[0:96])
+        nisa.dma_copy(b[32:128], x[32:128])
+        nisa.tensor_tensor(a, a, b, nl.add)
+        return a
+
+    def rows(first, last):
+        def kernel(x):
+            out = hbm((last - first, 128))
+            nisa.dma_copy(out, two(x)[first:last])
+            return out
+
+        return kernel
+
+    simulate(rows(32, 96), X)
+    for first, last in ((0, 33), (95, 128)):
+        with refused("C16"):
+            simulate(rows(first, last), X)
+
+
 def test_poison_of_matmul_is_confined_to_rows_and_columns():
     def kernel(x, columns):
         left, right, out = sbuf((128, 128)), loaded(x), psum((128, 128))
@@ -232,6 +272,21 @@ def test_psum_counts_whole_banks():
     assert sim.report["psum_peak_banks"] == 8
     with refused("C18", match="psum"):
         simulate(kernel, X, 9)
+
+
+def test_a_bank_is_kept_where_tensor_engine_transposes_for_the_dma(monkeypatch):
+    def kernel(x):
+        assert nl.tile_size.psum_num_banks == 7
+        tiles = [psum((128, 512)) for _ in range(8)]
+        for p in tiles:
+            nisa.memset(p, 0.0)
+        for p in tiles:
+            nisa.tensor_copy(sbuf((128, 512)), p)
+        return x
+
+    monkeypatch.setenv("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "true")
+    with refused("C18", match="limit 14336"):
+        simulate(kernel, X)
 
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])

@@ -193,6 +193,14 @@ def test_nested_arguments_and_results():
     assert first is x and rest["second"] is y
 
 
+def test_collectives_import_and_refuse():
+    from nki.collectives import ReplicaGroup, all_reduce
+
+    assert ReplicaGroup([[0, 1]]).groups == ([[0, 1]],)
+    with pytest.raises(NotImplementedError, match="all_reduce is not emulated"):
+        nki.simulate(lambda x: all_reduce(x))(np.zeros((1, 1), np.float32))
+
+
 def test_jit_arguments():
     assert isinstance(nki.jit(mode="trace")(lambda x: x), emulator.Kernel)
     config = nki.compiler.CompileConfig(address_rotation=True)

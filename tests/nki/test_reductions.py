@@ -172,6 +172,17 @@ def test_range_select():
     np.testing.assert_array_equal(res[:, 0], want.max(1))
 
 
+def test_range_select_fills_half_precision_with_infinity():
+    x, low, high = np.ones((1, 3), np.float32), np.ones((1, 1), np.float32), np.full((1, 1), 2.0, np.float32)
+
+    def issue(dst, res, t, a, b):
+        nisa.range_select(dst, t, nl.greater_equal, nl.less, a, b, reduce_res=res)
+
+    got, res = run(issue, x, low, high, out=[((1, 3), "bfloat16"), ((1, 1), "float32")])
+    np.testing.assert_array_equal(got.astype(np.float32), [[-np.inf, 1, -np.inf]])
+    assert res[0, 0] == 1
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_select_reduce(reverse):
     rng = np.random.default_rng(0)

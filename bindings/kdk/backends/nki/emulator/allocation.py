@@ -16,7 +16,6 @@ from .memory import (
     PARTITIONS,
     PSUM,
     PSUM_BANK,
-    PSUM_BYTES,
     SBUF,
     SBUF_BYTES,
     SHARED,
@@ -25,13 +24,14 @@ from .memory import (
     MemoryRegion,
     Placement,
     Storage,
+    psum_banks,
 )
 from .tensor import NkiTensor
 
 
 def capacity(core: Core, region: MemoryRegion) -> int:
     """Bytes per partition that a kernel may use."""
-    return PSUM_BYTES if region is PSUM else SBUF_BYTES[core.generation]
+    return psum_banks(core.generation) * PSUM_BANK if region is PSUM else SBUF_BYTES[core.generation]
 
 
 def allocate(shape: Any, dtype: Any, buffer: Any = SBUF, name: str = "", address: tuple[int, int] | None = None) -> NkiTensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from enum import Enum
 
@@ -29,6 +30,13 @@ PSUM_BANKS = 8
 PSUM_BYTES = PSUM_BANK * PSUM_BANKS
 # Per partition. trn2: the figure nki-library computes with; trn1 and trn3: total less the same reserve, not verified.
 SBUF_BYTES = {2: 192 * 1024 - 16384 - 264, 3: 224 * 1024 - 16384 - 264, 4: 256 * 1024 - 16384 - 264}
+
+
+def psum_banks(generation: int) -> int:
+    """Banks a kernel may use: the compiler keeps one where it turns DMA transposes into TensorE transposes."""
+    reserved = generation >= 3 and os.environ.get("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "").lower() == "true"
+    return PSUM_BANKS - 1 if reserved else PSUM_BANKS
+
 
 # State of an element. POISON marks a value nobody may use: it came from unwritten or invalid data.
 UNTOUCHED, WRITTEN, MATMUL, POISON = 0, 1, 2, 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from . import isa, language
+from . import collectives, isa, language
 from .simulator import jit, simulate
 from .tensor import NkiTensor
 
@@ -49,7 +49,7 @@ def _build() -> ModuleType:
     typing.tensor = typing.mutable_tensor = _Annotation()  # type: ignore[attr-defined]
     compiler.CompileConfig, compiler.SpecializationConfig = CompileConfig, SpecializationConfig  # type: ignore[attr-defined]
     attributes = {"jit": jit, "simulate": simulate, "language": language, "isa": isa, "typing": typing}
-    attributes |= {"compiler": compiler, "dtype": str}
+    attributes |= {"compiler": compiler, "collectives": collectives, "dtype": str}
     for name, value in attributes.items():
         setattr(nki, name, value)
     setattr(nki, _MARK, True)
@@ -74,16 +74,9 @@ def install() -> ModuleType:
             )
         _forget()
         nki = _build()
-        sys.modules.update(
-            {
-                "nki": nki,
-                "nki.language": language,
-                "nki.isa": isa,
-                "nki.isa.constants": isa,
-                "nki.typing": nki.typing,
-                "nki.compiler": nki.compiler,
-            }
-        )
+        sys.modules.update({"nki": nki, "nki.isa.constants": isa})
+        for name in ("language", "isa", "typing", "compiler", "collectives"):
+            sys.modules[f"nki.{name}"] = getattr(nki, name)
         return nki
 
 

@@ -19,6 +19,8 @@ from .lnc import Pair
 from .memory import HBM, SHARED
 from .tensor import NkiTensor
 
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+
 
 class Kernel:
     """What nki.jit makes of a function. kernel[2] launches on two cores."""
@@ -114,6 +116,9 @@ class Simulation:
     def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Core], Any]:
         generation = core.generation_of(self.target)
         grid = self.kernel.grid
+        configured = os.environ.get(LNC_VARIABLE)
+        if configured and configured != str(grid or 1):
+            refuse("lnc", f"launched on {grid or 1} cores with {LNC_VARIABLE}={configured}; the runtime refuses that")
         if grid < 2:
             single = Core(generation, grid=grid, data=self.data, frontend=self.frontend)
             before = core.running()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..allocation import capacity, peak
 from ..errors import CHECKS
-from ..memory import PSUM, PSUM_BANK, PSUM_BANKS, SBUF
+from ..memory import PSUM, PSUM_BANK, SBUF, psum_banks
 from . import constants
 from .timeline import busy_us, in_order_us
 
@@ -69,6 +69,6 @@ def report(cores: Sequence[Core]) -> dict[str, Any]:
         "sbuf_peak_bytes": max(peak(c.tiles, SBUF)[0] for c in cores),
         "sbuf_capacity_bytes": capacity(core, SBUF),
         "psum_peak_banks": max(peak(c.tiles, PSUM)[0] for c in cores) // PSUM_BANK,
-        "psum_banks": PSUM_BANKS,
+        "psum_banks": psum_banks(core.generation),
         "lints": lints,
     }

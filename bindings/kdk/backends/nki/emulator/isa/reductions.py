@@ -376,7 +376,7 @@ def exponential(
     fine, x = meet(ins.usable(src), known), None
     if ins.data:
         with np.errstate(all="ignore"):
-            x = np.exp(ins.f32(src) - top)
+            x = OPERATORS["exp"].activation(ins.f32(src) - top)  # type: ignore[misc]
     ins.put(dst, x, fine)
     load = reduce_cmd is enums.reduce_cmd.load_reduce
     if not load and (isinstance(reduce_init, NkiTensor) or reduce_init != 0.0):

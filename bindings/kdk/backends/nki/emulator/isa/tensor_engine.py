@@ -50,7 +50,7 @@ def nc_matmul(
     if moving.partitions != k:
         refuse("shape", f"{n}: contraction over {k} partitions of stationary and {moving.partitions} of moving")
     generation = ins.core.generation
-    _check_array(n, generation, k, m, columns, dst.itemsize, tuple(tile_position), tuple(tile_size), double)
+    _check_array(n, generation, k, m, columns, dst.itemsize, tuple(tile_position or ()), tuple(tile_size or ()), double)
     ins.fits(dst, m, columns, "dst, stationary.T @ moving,")
     _check_dtypes(n, generation, dst.dtype, stationary.dtype, moving.dtype, is_transpose, double)
     if stationary.dtype == moving.dtype == "float32" and not is_transpose:

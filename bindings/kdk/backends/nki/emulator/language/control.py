@@ -10,7 +10,7 @@ import numpy as np
 from .. import access
 from ..core import Loop, current
 from ..errors import build_error, call_site, need, refuse
-from ..memory import PARTITIONS, PSUM, PSUM_BANK, PSUM_BANKS, SBUF, SBUF_BYTES
+from ..memory import PARTITIONS, PSUM, PSUM_BANK, SBUF, SBUF_BYTES, psum_banks
 from ..objects import NKIObject, VirtualRegister
 from ..tensor import NkiTensor, is_hbm
 
@@ -23,12 +23,15 @@ class _TileSize(NKIObject):
     pmax = PARTITIONS
     psum_bank_fmax = psum_fmax = PSUM_BANK // 4
     psum_bank_fmax_bytes = PSUM_BANK
-    psum_num_banks = PSUM_BANKS
     gemm_stationary_fmax = 128
     gemm_moving_fmax = 512
     bn_stats_fmax = 512
     # not documented: the least alignment with which every dtype works
     psum_min_align = sbuf_min_align = 4
+
+    @property
+    def psum_num_banks(self) -> int:
+        return psum_banks(current().generation)
 
     @property
     def sbuf_fmax_bytes(self) -> int:
