@@ -141,15 +141,9 @@ def _silu(x: np.ndarray, slope: float = 1.0) -> np.ndarray:
     return x * sigmoid(slope * x)
 
 
-<<<<<<< HEAD
-def _silu_dx(x: np.ndarray) -> np.ndarray:
-    s = sigmoid(x)
-    return s * (1 + x * sigmoid(-x))  # 1 - s would cancel
-=======
 def _silu_dx(x: np.ndarray, slope: float = 1.0) -> np.ndarray:
     s = sigmoid(slope * x)
-    return s * (1 + slope * x * (1 - s))
->>>>>>> nki-emulator
+    return s * (1 + slope * x * sigmoid(-slope * x))  # 1 - s would cancel
 
 
 def _softplus(x: np.ndarray) -> np.ndarray:
