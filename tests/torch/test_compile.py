@@ -241,6 +241,28 @@ def test_without_fullgraph_the_error_is_the_error() -> None:
         function(torch.randn(2, 4), torch.randn(5))
 
 
+def test_a_graph_break_leaves_the_dispatch_untraced() -> None:
+    """Operators called between graphs: dynamo sees each new frame, and would compile those behind the operator."""
+
+    def step(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        try:
+            y = kdk.ops.times_table(torch.ops.kdk.cube(x), x[0].detach())
+            y.sum().backward()
+        finally:
+            pass
+        return y
+
+    torch._dynamo.utils.counters.clear()
+    counter = CompileCounterWithBackend("eager")
+    x = torch.randn(3, 4, requires_grad=True)
+    torch.compile(step, backend=counter)(x)
+    targets = [n.target for graph in counter.graphs for n in graph.graph.nodes if n.op == "call_function"]
+    assert [t for t in targets if "backward" in str(t)] == []
+    assert torch._dynamo.utils.counters["frames"]["total"] <= 4  # step, what follows its break, the front door
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2 * x[0].detach())
+
+
 def test_inductor() -> None:
     """An inlined operator, a kept one and one with a missing gradient, in one graph."""
 
