@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,16 @@ def arguments(
     return result
 
 
-def results(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
+def results(value: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def floating(value: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+def floating(value: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """The outputs that a gradient can flow to."""
     return [t for t in results(value) if t.is_floating_point()]
 
 
-def total(value: Tensor | tuple[Tensor, ...]) -> Tensor:
+def total(value: Tensor | Sequence[Tensor]) -> Tensor:
     """A scalar whose gradient differs from element to element."""
     parts = []
     for t in floating(value):

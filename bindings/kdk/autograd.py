@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import _after_autograd_keyset, _any_requires_grad, _AutoDispatchBelowAutograd  # type: ignore[attr-defined]
 
+from kdk.dispatch import untraced
 from kdk.errors import GradientError
 from kdk.op import Op
 
@@ -102,6 +103,7 @@ def _implement(library: torch.library.Library, torch_op: Any, keep: Keep, run_ba
 
     class Function(torch.autograd.Function):
         @staticmethod
+        @untraced
         def forward(ctx: Any, keyset: Any, impl: str, *args: Any) -> Any:
             with _AutoDispatchBelowAutograd():
                 result = torch_op.redispatch(keyset & _after_autograd_keyset, *args, impl=impl)
@@ -109,11 +111,13 @@ def _implement(library: torch.library.Library, torch_op: Any, keep: Keep, run_ba
                 return result
 
         @staticmethod
+        @untraced
         def backward(ctx: Any, *grads: Tensor | None) -> Any:
             return None, None, *run_backward(ctx, *grads)
 
     Function.__name__ = Function.__qualname__ = f"{torch_op._opname}_backward"
 
+    @untraced
     def kernel(keyset: Any, *args: Any, impl: str = "") -> Any:
         if torch.is_grad_enabled() and _any_requires_grad(*args):
             return Function.apply(keyset, impl, *args)

@@ -9,11 +9,12 @@ import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _is_alias_of  # type: ignore[attr-defined]
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy  # type: ignore[import-not-found]
 
 from kdk.backends import LANGUAGES, Language
 from kdk.errors import FallbackWarning, RefusedError
@@ -24,6 +25,20 @@ from kdk.selection import Choice, parse
 
 Refuse = Callable[[tuple[Any, ...]], str | None]  # the reason why an implementation does not take these arguments
 FILES = {"torch": "algorithm"} | {name: name for name in LANGUAGES}
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """`function`, which dynamo leaves alone, and all that it calls.
+
+    Where a compiled function has a graph break, torch calls operators with dynamo still looking at every new Python frame: it
+    would compile those of the dispatch, and of a kernel's launch. What torch._dynamo.disable does costs a microsecond a call
+    and its import seconds; this marks the code, once.
+    """
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
 
 
 def _no_function(*args: Any) -> Any:
@@ -207,6 +222,7 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
         plan = plans[impl, device] = _plan(op, direction, choice, device), choice.strict
         return plan
 
+    @untraced
     def run(*args: Any, impl: str = "") -> Any:
         if len(args) < len(defaults):  # the dispatcher drops arguments that equal their default
             args = (*args, *defaults[len(args) :])
