@@ -56,6 +56,7 @@ class Core:
     arenas: dict[Any, Memory] = field(default_factory=dict)
     accumulators: dict[str, tuple[Any, Any, str] | None] = field(default_factory=dict)
     loops: list[int] = field(default_factory=list)
+    loop_spans: list[list[tuple[int, int]]] = field(default_factory=list)  # per open iteration: instructions of inner ones
     loop_count: int = 0
     trips: list[tuple[str, int]] = field(default_factory=list)  # dynamic loops run, with their iterations
     no_reorder: int = 0
