@@ -87,5 +87,11 @@ def current() -> Core:
     return core
 
 
+def generation() -> int:
+    """Of the running core; outside a kernel, of the environment's target. For constants that modules read at import."""
+    core = running()
+    return core.generation if core is not None else generation_of(None)
+
+
 def enter(core: Core | None) -> None:
     _local.core = core

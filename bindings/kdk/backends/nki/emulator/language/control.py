@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import access
-from ..core import Loop, current
+from ..core import Loop, current, generation
 from ..errors import build_error, call_site, need, refuse
 from ..memory import PARTITIONS, PSUM, PSUM_BANK, SBUF, SBUF_BYTES, psum_banks
 from ..objects import NKIObject, VirtualRegister
@@ -31,11 +31,11 @@ class _TileSize(NKIObject):
 
     @property
     def psum_num_banks(self) -> int:
-        return psum_banks(current().generation)
+        return psum_banks(generation())
 
     @property
     def sbuf_fmax_bytes(self) -> int:
-        return SBUF_BYTES[current().generation]
+        return SBUF_BYTES[generation()]
 
     @property
     def sbuf_fmax(self) -> int:
