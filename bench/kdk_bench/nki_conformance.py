@@ -62,14 +62,16 @@ def as_arrays(value: Any) -> list[np.ndarray]:
 
 def compare(got: Any, want: Any, tolerance: float) -> str:
     """ "agrees", or by how much it does not; relative to the scale of each expected array."""
-    pairs = list(zip(as_arrays(got), as_arrays(want)))
+    ours, theirs = as_arrays(got), as_arrays(want)
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results, expected {len(theirs)}"
     worst = 0.0
-    for a, b in pairs:
+    for a, b in zip(ours, theirs):
         if a.size != b.size:
             return f"shape {a.shape}, expected {b.shape}"
         a = a.reshape(b.shape)
         scale = float(np.abs(b).max()) or 1.0
-        worst = max(worst, float(np.abs(a - b).max()) / scale)
+        worst = np.fmax(worst, float(np.abs(a - b).max()) / scale) if np.isfinite(a).all() else float("inf")
     return "agrees" if worst <= tolerance else f"differs by {worst:.2g} of the largest value, tolerance {tolerance:.2g}"
 
 
@@ -86,6 +88,7 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
             simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)
             got = simulation(*args, **kwargs)
         row["instructions"] = len(simulation.trace)
+        got, want = want(got) if callable(want) else (got, want)
         row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)
         if case.refused:
             row["outcome"] = f"accepted, expected {case.refused}"

@@ -14,7 +14,10 @@ Built = tuple[tuple[Any, ...], dict[str, Any], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`build(module)` gives arguments, keyword arguments and the expected result (None: it only has to run)."""
+    """`build(module)` gives arguments, keyword arguments and the expected result.
+
+    None means that it only has to run; a function makes (result to compare, expected) of the result.
+    """
 
     repository: str
     name: str

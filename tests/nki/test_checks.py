@@ -64,6 +64,8 @@ EVERYWHERE = {
     "C5 32 from 16": ("C5", lambda x: nisa.tensor_copy(tile((32, 128)), tile()[16:48])),
     "C5 96 from 32": ("C5", lambda x: nisa.tensor_copy(tile()[32:128], tile((96, 128)))),
     "C6 five free dimensions": ("C6", lambda x: nisa.tensor_copy(tile((8, 32)), five_dimensions(tile((8, 1024))))),
+    "C6 elements": ("C6", lambda x: nisa.memset(sbuf((1, 65537), "uint8"), 0)),
+    "C6 stride": ("C6", lambda x: nisa.tensor_copy(tile((8, 2)), sbuf((8, 40000), "uint8")[:, 0:39999:39998])),
     "C6 partition stride": ("C6", lambda x: tile().ap([[256, 64], [1, 128]])),
     "C7 bits of floats": ("C7", lambda x: nisa.tensor_scalar(tile(), tile(), nl.bitwise_and, 1)),
     "C7 operand in bfloat16": ("C7", lambda x: nisa.tensor_scalar(tile(), tile(), nl.add, half((128, 1)))),
@@ -197,6 +199,15 @@ def test_refused_on_gen2_only(name):
     with refused("C12"):
         simulate(kernel, X, target="trn1")
     assert (simulate(kernel, X, target="trn2") == 1).all()
+
+
+def test_limits_of_patterns_are_inclusive():
+    def kernel(x):
+        t = nl.full((1, 65536), 1, nl.uint8)
+        nisa.tensor_copy(t[:, 0:2], t[:, 0:32768:32767])
+        return stored(t[:, 0:2])
+
+    assert (simulate(kernel, X) == 1).all()
 
 
 def test_every_code_is_covered():

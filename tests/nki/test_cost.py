@@ -42,11 +42,30 @@ CYCLES = {
     "activation with sum": (1088, lambda t: nisa.activation_reduce(sbuf(t.shape), nl.exp, t, nl.add, sbuf((128, 1)))),
     "reciprocal": (8192, lambda t: nisa.reciprocal(sbuf(t.shape), t)),
     "bn_aggr": (64, lambda t: nisa.bn_aggr(sbuf((128, 2)), t[:, 0:12])),
+    "reduce float32": (1024, lambda t: nisa.tensor_reduce(sbuf((128, 1)), nl.add, t, axis=1)),
+    "reduce bfloat16": (512, lambda t: nisa.tensor_reduce(sbuf((128, 1), HALF), nl.add, half(t.shape), axis=1)),
+    "reduce bfloat16 into float32": (1024, lambda t: nisa.tensor_reduce(sbuf((128, 1)), nl.add, half(t.shape), axis=1)),
+    "tensor_tensor bfloat16": (1024, lambda t: nisa.tensor_tensor(sbuf(t.shape, HALF), half(t.shape), half(t.shape), nl.add)),
+    "scalar_tensor_tensor": (2048, lambda t: nisa.scalar_tensor_tensor(sbuf(t.shape), t, nl.add, 1.0, nl.multiply, t)),
+    "scalar_tensor_tensor bfloat16": (1024, lambda t: subtract_multiply(t.shape)),
+    "memset zero": (512, lambda t: nisa.memset(sbuf(t.shape, HALF), 0.0)),
+    "memset": (1024, lambda t: nisa.memset(sbuf(t.shape, HALF), 1.0)),
+    "predicated": (2048, lambda t: nisa.tensor_copy_predicated(t, 0.0, nl.full(t.shape, 1, nl.uint8))),
+    "scan": (2048, lambda t: nisa.tensor_tensor_scan(sbuf(t.shape), t, t, 0.0, nl.add, nl.add)),
+    "max8": (1024, lambda t: nisa.max8(sbuf((128, 8)), t)),
     "matmul bfloat16": (512, lambda t: matmul(HALF)),
     "matmul float32": (2048, lambda t: matmul("float32")),
     "transpose": (128, lambda t: nisa.nc_transpose(psum((128, 128)), t[:, 0:128])),
     "iota": (1174, lambda t: nisa.iota(sbuf(t.shape, "int32"), [[1, 1024]])),
 }
+
+
+def half(shape):
+    return nl.full(shape, 1.0, HALF)
+
+
+def subtract_multiply(shape):
+    nisa.scalar_tensor_tensor(sbuf(shape, HALF), half(shape), nl.subtract, 1.0, nl.multiply, half(shape))
 
 
 def filled_psum():
@@ -79,6 +98,17 @@ def test_dma_time_is_bytes_by_bandwidth():
     assert record.us == pytest.approx(X.nbytes / (16 * 23.0) / 1e3)
     few = one(lambda t: nisa.dma_copy(sbuf((8, 1024)), t[0:8]))  # one engine serves 8 partitions
     assert few.us == pytest.approx(8 * 4096 / 23.0 / 1e3)
+
+
+def test_dma_moves_the_wider_side_and_slows_down_for_short_rows():
+    cast = one(lambda t: nisa.dma_copy(sbuf(t.shape, HALF), t))
+    assert cast.bytes == X.nbytes
+    short = one(lambda t: nisa.dma_copy(sbuf((128, 256)), t[:, 0:256]))  # 1024 bytes per partition: half the speed
+    assert short.us == pytest.approx(2 * 128 * 1024 / (16 * 23.0) / 1e3)
+    tiny = one(lambda t: nisa.dma_copy(sbuf((128, 1)), t[:, 0:1]))
+    assert tiny.us == pytest.approx(8 * 128 * 4 / (16 * 23.0) / 1e3)
+    turned = one(lambda t: nisa.dma_transpose(sbuf((128, 128)), t[:, 0:128]))
+    assert turned.us == pytest.approx(128 * 512 / (16 * 23.0) / 1e3 * 4 / 0.5)
 
 
 @nki.jit

@@ -178,6 +178,13 @@ def test_hardware_constants(target, version, size):
     simulate(kernel, X.copy(), target=target)
 
 
+def test_hardware_constants_at_import_follow_the_environment(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    assert nl.tile_size.sbuf_fmax_bytes == 245496 and nisa.get_nc_version() == nisa.nc_version.gen4
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    assert nl.tile_size.psum_num_banks == 8 and nisa.get_nc_version() == nisa.nc_version.gen3
+
+
 def test_ranges_and_nested_kernels():
     import nki
 

@@ -84,6 +84,25 @@ def test_registers_move_and_store():
     assert simulate(kernel, X)[0, 0] == 7
 
 
+def test_nested_loops_with_a_bound_that_changes():
+    """The inner bound is the outer index: 0 + 1 + 2 iterations."""
+
+    def kernel(x):
+        total, count, one = nl.zeros((1, 1), nl.int32), sbuf((1, 1), "int32"), nl.full((1, 1), 1, nl.int32)
+        nisa.memset(count, 0)
+        bound = nisa.register_alloc()
+
+        def outer(i):
+            nisa.register_load(bound, count)
+            nl.fori_loop(0, bound, lambda j: nisa.tensor_tensor(total, total, one, nl.add) and None)
+            nisa.tensor_tensor(count, count, one, nl.add)
+
+        nl.fori_loop(0, 3, outer)
+        return stored(total)
+
+    assert simulate(kernel, X)[0, 0] == 3
+
+
 def run_body(body, upper=2, **settings):
     def kernel(x):
         nl.fori_loop(0, upper, lambda i: body(x, i), **settings)

@@ -56,6 +56,7 @@ class Core:
     arenas: dict[Any, Memory] = field(default_factory=dict)
     accumulators: dict[str, tuple[Any, Any, str] | None] = field(default_factory=dict)
     loops: list[int] = field(default_factory=list)
+    loop_spans: list[list[tuple[int, int]]] = field(default_factory=list)  # per open iteration: instructions of inner ones
     loop_count: int = 0
     trips: list[tuple[str, int]] = field(default_factory=list)  # dynamic loops run, with their iterations
     no_reorder: int = 0
@@ -84,6 +85,12 @@ def current() -> Core:
     if core is None:
         raise RuntimeError("NKI calls only work inside a kernel: use nki.simulate(kernel)(...)")
     return core
+
+
+def generation() -> int:
+    """Of the running core; outside a kernel, of the environment's target. For constants that modules read at import."""
+    core = running()
+    return core.generation if core is not None else generation_of(None)
 
 
 def enter(core: Core | None) -> None:

@@ -27,7 +27,6 @@ ON_CHIP = (SBUF, PSUM)
 PARTITIONS = 128
 PSUM_BANK = 2048  # bytes per partition
 PSUM_BANKS = 8
-PSUM_BYTES = PSUM_BANK * PSUM_BANKS
 # Per partition. trn2: the figure nki-library computes with; trn1 and trn3: total less the same reserve, not verified.
 SBUF_BYTES = {2: 192 * 1024 - 16384 - 264, 3: 224 * 1024 - 16384 - 264, 4: 256 * 1024 - 16384 - 264}
 

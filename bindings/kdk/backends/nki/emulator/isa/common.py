@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -342,7 +341,3 @@ def unsigned(x: np.ndarray) -> np.ndarray:
 def as_storage(bits: np.ndarray, t: NkiTensor) -> np.ndarray:
     """Bits as storage values of a tile: cut off or filled with zeros where the widths differ."""
     return bits.astype(f"u{t.itemsize}").view(NUMPY[t.dtype])
-
-
-def reduce_bits(function: Callable[..., Any], x: np.ndarray) -> np.ndarray:
-    return function.reduce(x, axis=2)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import access
-from ..core import current
+from ..core import current, generation
 from ..dtypes import is_integer
 from ..errors import need
 from ..lnc import check_access
@@ -19,7 +19,7 @@ from .enums import nc_version
 
 def get_nc_version() -> nc_version:
     """The generation of the target."""
-    return nc_version(current().generation)
+    return nc_version(generation())
 
 
 def get_nc_sub_version() -> int:

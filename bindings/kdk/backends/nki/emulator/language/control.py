@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import access
-from ..core import Loop, current
+from ..core import Loop, current, generation
 from ..errors import build_error, call_site, need, refuse
 from ..memory import PARTITIONS, PSUM, PSUM_BANK, SBUF, SBUF_BYTES, psum_banks
 from ..objects import NKIObject, VirtualRegister
@@ -31,11 +31,11 @@ class _TileSize(NKIObject):
 
     @property
     def psum_num_banks(self) -> int:
-        return psum_banks(current().generation)
+        return psum_banks(generation())
 
     @property
     def sbuf_fmax_bytes(self) -> int:
-        return SBUF_BYTES[current().generation]
+        return SBUF_BYTES[generation()]
 
     @property
     def sbuf_fmax(self) -> int:
@@ -96,8 +96,11 @@ def _bound(value: Any, what: str) -> int | None:
     return int(value)
 
 
-def _signature(first: int) -> list[tuple]:
-    return [(r.op, r.engine, r.partitions, r.elements, r.dtypes, r.buffers) for r in current().trace[first:]]
+def _signature(first: int, inner: list[tuple[int, int]]) -> list[tuple]:
+    """What an iteration issued itself. Inner dynamic loops may run any number of times."""
+    records, skipped = current().trace, {i for start, end in inner for i in range(start, end)}
+    own = [records[i] for i in range(first, len(records)) if i not in skipped]
+    return [(r.op, r.engine, r.partitions, r.elements, r.dtypes, r.buffers) for r in own]
 
 
 def _iterate(loop: Loop, body: Callable[[], Any]) -> Any:
@@ -106,12 +109,16 @@ def _iterate(loop: Loop, body: Callable[[], Any]) -> Any:
     core.loop_count += 1
     loop.iterations += 1
     core.loops.append(core.loop_count)
+    core.loop_spans.append([])
     first = len(core.trace)
     try:
         result = body()
     finally:
         core.loops.pop()
-    signature = _signature(first)
+        inner = core.loop_spans.pop()
+    if core.loop_spans:
+        core.loop_spans[-1].append((first, len(core.trace)))
+    signature = _signature(first, inner)
     if loop.signature is None:
         loop.signature = signature
     elif signature != loop.signature:

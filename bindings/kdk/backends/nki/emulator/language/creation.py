@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import access, isa
-from ..allocation import allocate, constant
+from ..allocation import allocate
+from ..allocation import constant as embed
 from ..core import current
 from ..dtypes import NUMPY, dtype_name, is_integer
 from ..errors import need
@@ -57,9 +58,9 @@ def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = 
     return allocate(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
-def shared_constant(constant_: Any) -> NkiTensor:
+def shared_constant(constant: Any) -> NkiTensor:
     """A tensor in shared HBM with the content of an array or of a .npy file."""
-    return constant(np.load(constant_) if isinstance(constant_, str) else np.asarray(constant_), "constant")
+    return embed(np.load(constant) if isinstance(constant, str) else np.asarray(constant), "constant")
 
 
 def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: NkiTensor | None = None) -> NkiTensor:

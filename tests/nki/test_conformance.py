@@ -1,0 +1,52 @@
+"""The table of public kernels, on a checkout made for the test."""
+
+import numpy as np
+import pytest
+
+from kdk_bench import nki_conformance
+from kdk_bench.nki_conformance_cases import CASES
+
+KERNEL = """
+import nki
+import nki.language as nl
+
+@nki.jit
+def tensor_exp_kernel_(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.{function}(nl.load(x)))
+    return out
+"""
+CASE = next(c for c in CASES if c.name == "layout-pass tensor_exp_kernel_")
+
+
+def outcome(tmp_path, source):
+    path = tmp_path / CASE.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    return nki_conformance.run_case(tmp_path, CASE)
+
+
+def test_outcomes(tmp_path):
+    row = outcome(tmp_path, KERNEL.format(function="exp"))
+    assert row["passed"] and row["outcome"] == "agrees" and row["instructions"] == 3
+    row = outcome(tmp_path, KERNEL.format(function="square"))
+    assert not row["passed"] and row["outcome"].startswith("differs by")
+    row = outcome(tmp_path, KERNEL.format(function="no_such_function"))
+    assert not row["passed"] and row["outcome"].startswith("AttributeError")
+    row = outcome(tmp_path, KERNEL.replace("nl.shared_hbm", "nl.hbm").format(function="exp"))
+    assert not row["passed"] and row["outcome"].startswith("refused: [C15]")
+
+
+def test_names_are_unique():
+    names = [(c.repository, c.name) for c in CASES]
+    assert len(names) == len(set(names)) and len(names) > 50
+
+
+@pytest.mark.parametrize(("got", "want"), [(np.ones(3), np.ones((3, 1))), ([np.ones(2), np.zeros(2)], (np.ones(2), np.zeros(2)))])
+def test_compare_flattens(got, want):
+    assert nki_conformance.compare(got, want, 0.0) == "agrees"
+
+
+def test_compare_refuses_nan_and_missing_results():
+    assert nki_conformance.compare(np.array([np.nan]), np.ones(1), 1.0) != "agrees"
+    assert nki_conformance.compare(np.ones(1), (np.ones(1), np.ones(1)), 1.0) != "agrees"
