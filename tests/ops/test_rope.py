@@ -9,7 +9,7 @@ from torch import Tensor
 
 import kdk
 import kdk.ops
-from kdk.errors import GradientError, InputError
+from kdk.errors import GradientError, InputError, RefusedError
 from kdk_kernels.rope import patterns
 from kdk_kernels.rope.reference import rope, rope_backward
 
@@ -240,6 +240,21 @@ def test_nki_queries_of_a_fused_projection_are_not_copied() -> None:
     assert rows == (6, 3 * 128, 128, 16)  # both sequences as one, for 128 tokens to share a tile
     assert lines(q.transpose(1, 2).contiguous().transpose(1, 2))[1] == (3, 4 * 3 * 16, 16, 3 * 16)
     assert lines(q[:, :1])[1][:1] == (2,)  # in decoding the sequences are the tokens
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("implementation", "heads", "dim", "reason"),
+    [("pallas", 1025, 128, "up to 682 heads"), ("nki", 1, 8194, "up to D = 8192")],
+)
+def test_what_does_not_fit_is_refused(implementation: str, heads: int, dim: int, reason: str, direction: str) -> None:
+    q, cos = randn(1, 1, heads, dim), randn(1, 1, 2)
+    if direction == "forward":
+        with pytest.raises(RefusedError, match=reason):
+            forward(implementation, q, q[:, :, :1], cos, cos)
+    else:
+        with pytest.raises(RefusedError, match=reason), kdk.strict():
+            torch.ops.kdk.rope_backward(q, None, cos, cos, False, "q", impl=f"{implementation}!")
 
 
 @IMPLEMENTATIONS

@@ -85,11 +85,27 @@ def _is_first(shape: tuple[int, ...], interleaved: bool) -> jax.Array:
     return lane % 2 == 0 if interleaved else lane < shape[-1] // 2
 
 
+def supports(target: str, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> str | None:
+    return too_many_heads([q, k])
+
+
+def too_many_heads(tensors: list[Any]) -> str | None:
+    """A block holds all heads of a few tokens."""
+    most, needed = 2 * VMEM_BUDGET // MIN_BLOCK_TOKENS, _bytes_per_token(tensors)
+    if needed <= most:
+        return None
+    heads, dim = sum(x.shape[-2] for x in tensors), tensors[0].shape[-1]
+    fitting = most * heads // needed
+    return f"{heads} heads of D = {dim}: a block of {MIN_BLOCK_TOKENS} tokens fits VMEM up to {fitting} heads, of queries and keys together"
+
+
+def _bytes_per_token(tensors: list[Any]) -> int:
+    """VMEM for inputs and outputs twice (the next block is fetched meanwhile), and for two intermediates in float32."""
+    return sum(x.shape[-2] * pl.cdiv(x.shape[-1], 128) * 128 * (4 * x.dtype.itemsize + 2 * 4) for x in tensors)
+
+
 def _block_tokens(tensors: list[jax.Array]) -> int:
-    """As many tokens as VMEM holds: inputs and outputs twice (the next block is fetched meanwhile), and two
-    intermediates in float32, with the lanes padded to 128."""
-    per_token = sum(x.shape[1] * pl.cdiv(x.shape[2], 128) * 128 * (4 * x.dtype.itemsize + 2 * 4) for x in tensors)
-    fitting = 2 ** int(math.log2(max(VMEM_BUDGET // per_token, MIN_BLOCK_TOKENS)))
+    fitting = 2 ** int(math.log2(max(VMEM_BUDGET // _bytes_per_token(tensors), MIN_BLOCK_TOKENS)))
     return min(fitting, MAX_BLOCK_TOKENS, tensors[0].shape[0])
 
 

@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 import jax
 
-from kdk_kernels.rope.pallas import rotate
+from kdk_kernels.rope.pallas import rotate, too_many_heads
 
 
 def backward(
@@ -23,3 +23,7 @@ def backward(
     rotated = iter(rotate(given, cos, sin, interleaved, transposed=True, interpret=interpret) if given else [])
     grad_q, grad_k = (None if g is None else next(rotated) for g in grads)
     return grad_q, grad_k
+
+
+def supports(target: str, grad_q_out: Any, grad_k_out: Any, cos: Any, sin: Any, interleaved: bool, needs: str) -> str | None:
+    return too_many_heads([g for g in (grad_q_out, grad_k_out) if g is not None])

@@ -138,8 +138,6 @@ def _trials() -> list[Trial]:
     return trials
 
 
-FUNCTIONS = (
-    FunctionPattern(names=r"apply_.*rotary.*", replacements=(call_halves, call_halves_in_q_dtype, call_pairs), trials=_trials),
-)
+FUNCTIONS = (FunctionPattern(names=r"apply_.*rotary.*", replacements=(call_halves, call_halves_in_q_dtype, call_pairs), trials=_trials),)
 """Which of them it is, if any, is found by trial."""
 LEFT = (LeftPattern(r".*Rotary(Position)?Embedding\w*", "it makes the tables that rope reads"),)
