@@ -264,25 +264,25 @@ def test_a_graph_break_leaves_the_dispatch_untraced() -> None:
 
 
 def test_inductor() -> None:
-    """An inlined operator, a kept one and one with a missing gradient, in one graph."""
+    """An inlined operator, a kept one and one with a missing gradient, in one graph; a second size makes it dynamic."""
 
     def model(x: Tensor, w: Tensor) -> Tensor:
         left, _ = torch.ops.kdk.scale_both(x * 2, w, 3.0)
         return kdk.ops.cube(kdk.ops.rms_norm(left, w, 1e-5)).cos()
 
-    def tensors() -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
-        return torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+    def tensors(rows: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(rows)
+        return torch.randn(rows, 6, requires_grad=True), torch.randn(6, requires_grad=True)
 
     function = torch.compile(model, fullgraph=True)
     with kdk.record() as r:
-        for _ in range(2):
-            mine, plain = tensors(), tensors()
+        for rows in (4, 4, 7, 9):
+            mine, plain = tensors(rows), tensors(rows)
             a, b = function(*mine), model(*plain)
             torch.testing.assert_close(a, b)
             a.sum().backward()
             b.sum().backward()
             for p, q in zip(mine, plain):
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-4)  # values up to 100, sums in another order
-    assert r.calls("rms_norm", how="inlined") == 1
-    assert r.calls("cube", implementation="torch") == 4
+    assert r.calls("rms_norm", how="inlined") == 2  # traced for the first size, and for all others
+    assert r.calls("cube", implementation="torch") == 8
