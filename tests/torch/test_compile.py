@@ -148,6 +148,25 @@ def test_another_thread_has_its_own_choice() -> None:
     assert [(row.implementation, row.how) for row in r.rows] == [("reference", "inlined"), ("torch", "device")]
 
 
+def test_the_first_choice_of_a_thread() -> None:
+    """Compiled in a thread that never chose: what it read must be guarded all the same."""
+    function, counter = compiled(kdk.ops.cube)
+    seen: list[list[str]] = []
+
+    def run() -> None:
+        x = torch.randn(3, 4)
+        function(x)
+        seen.append(called(counter))
+        with kdk.use("triton"):
+            function(x)
+        seen.append(called(counter))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [["cube.default()"], ["cube.default(triton)"]]
+
+
 CONTEXTS = {
     "use": lambda: kdk.use("torch"),
     "use one": lambda: kdk.use(cube="torch"),

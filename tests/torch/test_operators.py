@@ -114,6 +114,14 @@ def test_unneeded_gradients_are_neither_computed_nor_stored(differentiable: Oper
     assert seen == list(op.uses)
 
 
+def test_saved_tensors_have_no_gradient(differentiable: Operator) -> None:
+    """They are results of the torch operator: a gradient through one would be dropped."""
+    op = differentiable.op
+    everything = results(differentiable.forward(**arguments(op, grad=True)))
+    assert len(everything) == len(op.outputs) + len(op.saved)
+    assert not any(t.requires_grad for t in everything[len(op.outputs) :])
+
+
 class Needs(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the `needs` of every backward operator that runs."""
 
