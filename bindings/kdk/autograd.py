@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _after_autograd_keyset, _any_requires_grad, _AutoDispatchBelowAutograd  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
 
 from kdk.dispatch import untraced
 from kdk.errors import GradientError
@@ -119,7 +120,8 @@ def _implement(library: torch.library.Library, torch_op: Any, keep: Keep, run_ba
 
     @untraced
     def kernel(keyset: Any, *args: Any, impl: str = "") -> Any:
-        if torch.is_grad_enabled() and _any_requires_grad(*args):
+        # Of a forward-mode gradient torch's Function says that there is none; past it, tangents would be dropped in silence.
+        if (torch.is_grad_enabled() and _any_requires_grad(*args)) or forward_ad._current_level >= 0:
             return Function.apply(keyset, impl, *args)
         with _AutoDispatchBelowAutograd():
             return torch_op.redispatch(keyset & _after_autograd_keyset, *args, impl=impl)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kdk.autograd import differentiate, refuse_to_differentiate
@@ -140,10 +141,10 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
                 reason = "compile"
         elif impl and impl.startswith("reference"):
             reason = "use"
-        elif maybe_current_level() is not None:  # vmap, grad, jvp
-            reason = "torch.func"
+        elif maybe_current_level() is not None or forward_ad._current_level >= 0:  # vmap, grad, jvp; dual numbers
+            reason = "torch.func transform" if forward_ad._current_level < 0 else "forward-mode gradient"
             if impl.endswith("!") and impl != "!":
-                raise RefusedError("KDK-REFUSED", f"{name}: no kernel runs under torch.func, only the reference", value=impl)
+                raise RefusedError("KDK-REFUSED", f"{name}: a {reason} has no kernel, only the reference", value=impl)
         if fixed and not reason and torch.is_grad_enabled():
             argument = not_differentiable(args, kwargs)
             if argument:

@@ -148,6 +148,25 @@ def test_another_thread_has_its_own_choice() -> None:
     assert [(row.implementation, row.how) for row in r.rows] == [("reference", "inlined"), ("torch", "device")]
 
 
+def test_the_first_choice_of_a_thread() -> None:
+    """Compiled in a thread that never chose: what it read must be guarded all the same."""
+    function, counter = compiled(kdk.ops.cube)
+    seen: list[list[str]] = []
+
+    def run() -> None:
+        x = torch.randn(3, 4)
+        function(x)
+        seen.append(called(counter))
+        with kdk.use("triton"):
+            function(x)
+        seen.append(called(counter))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [["cube.default()"], ["cube.default(triton)"]]
+
+
 CONTEXTS = {
     "use": lambda: kdk.use("torch"),
     "use one": lambda: kdk.use(cube="torch"),
@@ -264,25 +283,25 @@ def test_a_graph_break_leaves_the_dispatch_untraced() -> None:
 
 
 def test_inductor() -> None:
-    """An inlined operator, a kept one and one with a missing gradient, in one graph."""
+    """An inlined operator, a kept one and one with a missing gradient, in one graph; a second size makes it dynamic."""
 
     def model(x: Tensor, w: Tensor) -> Tensor:
         left, _ = torch.ops.kdk.scale_both(x * 2, w, 3.0)
         return kdk.ops.cube(kdk.ops.rms_norm(left, w, 1e-5)).cos()
 
-    def tensors() -> tuple[Tensor, Tensor]:
-        torch.manual_seed(0)
-        return torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)
+    def tensors(rows: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(rows)
+        return torch.randn(rows, 6, requires_grad=True), torch.randn(6, requires_grad=True)
 
     function = torch.compile(model, fullgraph=True)
     with kdk.record() as r:
-        for _ in range(2):
-            mine, plain = tensors(), tensors()
+        for rows in (4, 4, 7, 9):
+            mine, plain = tensors(rows), tensors(rows)
             a, b = function(*mine), model(*plain)
             torch.testing.assert_close(a, b)
             a.sum().backward()
             b.sum().backward()
             for p, q in zip(mine, plain):
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-4)  # values up to 100, sums in another order
-    assert r.calls("rms_norm", how="inlined") == 1
-    assert r.calls("cube", implementation="torch") == 4
+    assert r.calls("rms_norm", how="inlined") == 2  # traced for the first size, and for all others
+    assert r.calls("cube", implementation="torch") == 8

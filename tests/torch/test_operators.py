@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.inputs import arguments, cases, floating, results, total
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import kdk
 from kdk.errors import GradientError
@@ -113,6 +114,14 @@ def test_unneeded_gradients_are_neither_computed_nor_stored(differentiable: Oper
     assert seen == list(op.uses)
 
 
+def test_saved_tensors_have_no_gradient(differentiable: Operator) -> None:
+    """They are results of the torch operator: a gradient through one would be dropped."""
+    op = differentiable.op
+    everything = results(differentiable.forward(**arguments(op, grad=True)))
+    assert len(everything) == len(op.outputs) + len(op.saved)
+    assert not any(t.requires_grad for t in everything[len(op.outputs) :])
+
+
 class Needs(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the `needs` of every backward operator that runs."""
 
@@ -195,7 +204,7 @@ def test_torch_func_grad(differentiable: Operator) -> None:
 
     with kdk.record() as r:
         found = torch.func.grad(function)({n: values[n] for n in op.uses})
-    assert [(row.how, row.reason) for row in r.rows] == [("inlined", "torch.func")]
+    assert [(row.how, row.reason) for row in r.rows] == [("inlined", "torch.func transform")]
     for name in op.uses:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-10)
 
@@ -212,6 +221,27 @@ def test_torch_func_vmap(operator: Operator) -> None:
     for i, batch in enumerate(batches):
         for a, b in zip(found, results(operator.call(**batch))):
             torch.testing.assert_close(a[i], b)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_forward_mode(differentiable: Operator, requires_grad: bool) -> None:
+    """Dual numbers go through the reference; the operator itself refuses them and does not drop the tangents."""
+    op = differentiable.op
+    values = arguments(op, torch.float64, grad=requires_grad)
+    tangents = {n: torch.randn_like(values[n]) for n in op.uses}
+    with forward_ad.dual_level():
+        duals = {**values, **{n: forward_ad.make_dual(values[n], tangents[n]) for n in op.uses}}
+        outputs = floating(differentiable.call(**duals))
+        found = [forward_ad.unpack_dual(t).tangent for t in outputs]
+        with pytest.raises(NotImplementedError, match="jvp"):
+            differentiable.forward(**duals)
+
+    def function(*inputs: Tensor) -> list[Tensor]:
+        with kdk.use("reference"):
+            return floating(differentiable.call(**{**values, **dict(zip(op.uses, inputs))}))
+
+    _, expected = torch.func.jvp(function, tuple(values[n] for n in op.uses), tuple(tangents.values()))
+    torch.testing.assert_close(found, list(expected))
 
 
 def test_autocast_changes_no_dtype(operator: Operator) -> None:
