@@ -159,13 +159,14 @@ def _without_tracebacks() -> Iterator[None]:
 def _raised(where: str, text: str) -> SimulationError:
     outside = re.search(r"Out-of-bounds .*|Range .* out of bounds .*", text)
     if outside:
+        problem = f"{where}: an access outside of an array"
         limit = "only the part of an edge block that reaches past the end is legal"
-        return SimulationError("KDK-PALLAS-BOUNDS", f"{where}: an access outside of an array", value=outside[0].rstrip(' .'), limit=limit)
+        return SimulationError("KDK-PALLAS-BOUNDS", problem, value=outside[0].rstrip(" ."), limit=limit)
     again = re.search(r"Revisited block .*", text)
     if again:
         problem = f"{where}: an output block is written again later"
         limit = "grid points that write the same block follow each other"
-        return SimulationError("KDK-PALLAS-REVISIT", problem, value=again[0].rstrip(' .'), limit=limit)
+        return SimulationError("KDK-PALLAS-REVISIT", problem, value=again[0].rstrip(" ."), limit=limit)
     lines = [line.strip() for line in text.splitlines() if re.match(r"\w*(Error|Exception): ", line.strip())]
     value = lines[-1] if lines else text[:500]
     return SimulationError("KDK-PALLAS-INTERPRETER", f"{where}: jax's TPU interpreter raised", value=value)
