@@ -40,7 +40,7 @@ def prepare() -> None:
 @functools.cache
 def target(device: torch.device) -> str:
     """The chip of a device, as `--target` names it: v6e. A chip that kdk does not know keeps TorchTPU's name."""
-    name = torch.tpu.get_device_name()
+    name = torch.tpu.get_device_name()  # type: ignore[attr-defined]  # torch_tpu brings torch.tpu
     return CHIPS.get(name, name)
 
 
