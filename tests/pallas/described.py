@@ -24,11 +24,12 @@ KERNELS = [(name, d) for name in OPERATORS for d in DIRECTIONS if kernel_file(OP
 
 def odd_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
     """Sizes that fill no tile, as far as the restrictions leave it."""
-    sizes: dict[str, int] = {}
-    for size, (letter, dim) in zip(ODD, dims.items()):
-        step = sizes[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
-        limit = sizes[dim.at_most] if dim.at_most else size
-        sizes[letter] = max(min(size, limit) // step, 1) * step
+    sizes = dict(zip(dims, ODD))
+    for _ in range(2):  # a limit may name a letter that comes later
+        for letter, dim in dims.items():
+            limit = sizes[dim.at_most] if dim.at_most else sizes[letter]
+            step = sizes[dim.multiple] if isinstance(dim.multiple, str) else dim.multiple
+            sizes[letter] = max(min(sizes[letter], limit) // step, 1) * step
     return sizes
 
 

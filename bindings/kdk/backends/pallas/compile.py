@@ -27,14 +27,15 @@ class Compiled:
     """compiled; refused: by Pallas, Mosaic or XLA, with their reason; failed: the kernel's own Python raised.
 
     vmem_used, vmem_limit: bytes of scoped VMEM of the kernel that comes closest to its limit (of a program without a kernel:
-    0 and the chip's default). text: the optimised HLO.
+    0 and the chip's default). text: the optimised HLO. XLA cannot read back some of the programs that it compiles: then these
+    are None and "", and the reason says so.
     """
 
     target: str
     outcome: Literal["compiled", "refused", "failed"]
     reason: str = ""
-    vmem_used: int = 0
-    vmem_limit: int = 0
+    vmem_used: int | None = None
+    vmem_limit: int | None = None
     text: str = ""
 
 
@@ -91,9 +92,13 @@ def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str
     except Exception as error:
         return Compiled(target, "failed", f"{type(error).__name__}: {readable(error)}")
     try:
-        text = program.lower().compile().as_text()
+        executable = program.lower().compile()
     except Exception as error:  # a ValueError of Pallas, an MLIR error of Mosaic, an XLA runtime error: all are refusals
         return Compiled(target, "refused", readable(error))
+    try:
+        text = executable.as_text()
+    except Exception as error:
+        return Compiled(target, "compiled", f"its optimised program cannot be read back: {readable(error)}")
     used, limit = scoped_vmem(text, target)
     return Compiled(target, "compiled", "", used, limit, text)
 

@@ -1,15 +1,19 @@
-"""Pallas kernels on a TPU."""
+"""Pallas kernels on a TPU, as operators of TorchTPU (`torch.tpu.pallas.jax_op`)."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from kdk.backends.pallas.environment import prepare_jax
+
+NAMESPACE = "kdk_pallas"
+CHIPS = {"TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU v7": "tpu7x"}  # by the names that TorchTPU gives
 
 
 @functools.cache
@@ -17,8 +21,14 @@ def missing(where: str) -> str | None:
     """Why Pallas kernels cannot be used on a platform ("cpu": in the simulator)."""
     if importlib.util.find_spec("jax") is None:
         return "jax is not installed: pip install 'torch-kdk[jax]'"
-    if where != "cpu":
-        return f"this version of kdk does not launch Pallas kernels on {where}"
+    if where == "cpu":
+        return None
+    if where != "tpu":
+        return f"kdk launches Pallas kernels through TorchTPU, on its device tpu, not on {where}"
+    if importlib.util.find_spec("torch_tpu") is None:
+        return "torch_tpu, through which kdk launches Pallas kernels, is not installed: pip install torch_tpu"
+    if torch.accelerator.device_count() == 0:
+        return "TorchTPU finds no TPU on this host"
     return None
 
 
@@ -27,11 +37,30 @@ def prepare() -> None:
     prepare_jax()
 
 
+@functools.cache
 def target(device: torch.device) -> str:
-    """Not reached: `missing` refuses every device."""
-    raise AssertionError(device)
+    """The chip of a device, as `--target` names it: v6e. A chip that kdk does not know keeps TorchTPU's name."""
+    name = torch.tpu.get_device_name()  # type: ignore[attr-defined]  # torch_tpu brings torch.tpu
+    return CHIPS.get(name, name)
 
 
-def run_on_device(function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
-    """Not reached: `missing` refuses every device."""
-    raise AssertionError("no launcher")
+@functools.cache
+def operator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel's function as an operator of TorchTPU, which traces it once for every set of shapes and scalars."""
+    from torch.tpu.pallas import jax_op  # type: ignore[import-not-found]
+
+    signature = inspect.signature(function, eval_str=True)
+    taken = [p for p in signature.parameters.values() if p.name != "interpret"]
+
+    def kernel(*args: Any) -> Any:
+        return function(*args)
+
+    # jax_op makes the operator's schema of annotations and takes every one that is no jax.Array for a static argument.
+    kernel.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
+    name = f"{function.__module__}_{function.__name__}".replace(".", "_")
+    return jax_op(f"{NAMESPACE}::{name}", kernel)
+
+
+def run_on_device(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`function` on tensors of a TPU, compiled by TorchTPU."""
+    return operator(function)(*args)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kdk.backends.pallas.faults import look_for_faults
+
 
 @functools.cache
 def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable[..., Any]:
@@ -36,12 +38,17 @@ def to_torch(array: Any) -> Tensor:
 
 
 def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
-    """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces."""
+    """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces.
+
+    Small problems are looked through for faults first (`look_for_faults` says what is small): SimulationError.
+    """
     import jax
 
     static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
     with jax.default_device(jax.devices("cpu")[0]):
-        result = _compiled(function, static)(*[to_jax(a) if isinstance(a, Tensor) else a for a in args])
+        arrays = [to_jax(a) if isinstance(a, Tensor) else a for a in args]
+        look_for_faults(function, static, arrays)
+        result = _compiled(function, static)(*arrays)
         jax.block_until_ready(result)
     if isinstance(result, tuple | list):
         return tuple([None if r is None else to_torch(r) for r in result])
