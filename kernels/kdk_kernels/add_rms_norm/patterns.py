@@ -32,7 +32,7 @@ def gemma(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 def sum_in_float32(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Code that adds in float32 and rounds before the norm.
+    """Code that adds in float32 and rounds before the norm."""
     h = (x.to(torch.promote_types(x.dtype, torch.float32)) + residual).to(x.dtype)
     return rms_norm.norm_over_root(h, weight, eps), h
 
