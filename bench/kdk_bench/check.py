@@ -21,6 +21,7 @@ import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
 from kdk.registry import OPERATORS
+from kdk.rounding import storing
 from kdk.torch_library import Operator
 from kdk_bench.diagnose import diagnose, explain
 from kdk_bench.generate import Arguments, Problem, draw, longest, problems
@@ -84,7 +85,10 @@ def _forward_call(op: Op, inputs: Arguments, problem: Problem) -> Call:
 
 
 def _backward_call(op: Op, inputs: Arguments, grads: Arguments, problem: Problem, dtype: torch.dtype | None) -> Call:
-    """The backward as autograd would call it: only what the needed gradients read is there. dtype: compute all in it."""
+    """The backward as autograd would call it: only what the needed gradients read is there. dtype: compute all in it.
+
+    Outputs that it reads are given, like inputs: as the forward stored them.
+    """
     assert op.backward is not None
     up = (lambda t: t.to(dtype) if t.is_floating_point() else t) if dtype else (lambda t: t)
     forward = _forward_call(op, inputs, problem)
@@ -92,11 +96,14 @@ def _backward_call(op: Op, inputs: Arguments, grads: Arguments, problem: Problem
     results = results if isinstance(results, tuple) else (results,)
     available = dict(zip(op.arguments, forward.map(up)))
     available |= dict(zip(op.saved, results[len(op.outputs) :]))
+    if any(output in reads for output in op.outputs for reads in op.uses.values()):
+        stored = op.reference(*forward.args)
+        available |= dict(zip(op.outputs, map(up, stored if isinstance(stored, tuple) else (stored,))))
     keep = {read for name in problem.needs for read in op.uses[name]}
     parameters = list(inspect.signature(op.backward).parameters)
     args: list[Any] = [None if n in problem.absent else up(grads.tensors[n]) for n in op.outputs]
     for name in parameters[len(op.outputs) : -1]:
-        scalar = name not in op.tensors and name not in op.saved
+        scalar = not isinstance(available[name], Tensor)
         args.append(available[name] if scalar or name in keep else None)
     names = tuple(f"grad {name}" for name in op.uses)
     return Call((*args, ",".join(problem.needs)), (*inputs.storages, *grads.storages), names)
@@ -137,15 +144,16 @@ class Expectation:
         self.function = function
         self.refused: tuple[str, Tensor, Tensor, Tensor, int] | None = None
         inputs = draw(op, op.tensors, problem, dtype, seed)
-        if row.direction == "forward":
-            self.call = _forward_call(op, inputs, problem)
-            in_64 = function(*self.call.map(lambda t: t.double()))
-            in_32 = function(*self.call.map(lambda t: t.float()))
-        else:
-            grads = draw(op, op.outputs, problem, dtype, seed, prefix="gradient of ")
-            self.call = _backward_call(op, inputs, grads, problem, None)
-            in_64 = function(*_backward_call(op, inputs, grads, problem, torch.float64).args)
-            in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
+        with storing(dtype):
+            if row.direction == "forward":
+                self.call = _forward_call(op, inputs, problem)
+                in_64 = function(*self.call.map(lambda t: t.double()))
+                in_32 = function(*self.call.map(lambda t: t.float()))
+            else:
+                grads = draw(op, op.outputs, problem, dtype, seed, prefix="gradient of ")
+                self.call = _backward_call(op, inputs, grads, problem, None)
+                in_64 = function(*_backward_call(op, inputs, grads, problem, torch.float64).args)
+                in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
         self.reference = _outputs(function(*self.call.args))
         self.oracle = _outputs(in_64)
         in_float32 = _outputs(in_32)

@@ -34,7 +34,7 @@ class Op:
     saved: tuple[str, ...] = ()
     """Names of the reference's trailing results, kept for backward; the same for every implementation."""
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Differentiable input -> the inputs and saved tensors that its gradient reads."""
+    """Differentiable input -> the inputs, outputs and saved tensors that its gradient reads."""
     longest: Mapping[str, str] = field(default_factory=dict)
     """Output, saved tensor, or gradient ("grad x") -> letters whose product is the longest sum behind one element."""
     flops: Mapping[str, Callable[..., int]] = field(default_factory=dict)
@@ -57,6 +57,10 @@ class Op:
             for name in names:
                 if name not in known:
                     raise self._error(f"`{what}` names {name!r}", f"its tensors are {', '.join(tensors)}")
+        for name, reads in self.uses.items():
+            for read in reads:
+                if read not in tensors:
+                    raise self._error(f"`uses` of {name!r} names {read!r}", f"its tensors are {', '.join(tensors)}")
         for name in tensors:
             if name not in self.shapes:
                 raise self._error(f"`shapes` lacks {name!r}", "every tensor argument, output and saved tensor has a shape")

@@ -50,6 +50,7 @@ def test_what_follows_from_it() -> None:
         ({"shapes": {"x": "*N H", "y": "*N H", "sums": "*N", "z": "H"}}, "`shapes` names 'z'.*x, y, sums"),
         ({"shapes": {"x": "*N H", "y": "*N H"}}, "`shapes` lacks 'sums'"),
         ({"uses": {"z": ()}}, "`uses` names 'z'"),
+        ({"uses": {"x": ("x", "y", "times")}}, "`uses` of 'x' names 'times'.*x, y, sums"),
         ({"uses": {}}, "`backward` and `uses` go together"),
         ({"backward": None}, "`backward` and `uses` go together"),
         ({"mixed": {"z": "float32"}}, "`mixed` names 'z'"),

@@ -12,47 +12,60 @@ CHUNK = 2048  # columns whose squares, or results, stand in SBUF at once
 SBUF = {"trn2": 208 << 10, "trn3": 240 << 10}  # usable bytes per partition
 
 
+def load_scale(weight, offset):
+    """weight (1, H) + offset, the same in every partition."""
+    H = weight.shape[1]
+    scale = nl.ndarray((ROWS, H), dtype=weight.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=scale, src=weight.ap([[0, ROWS], [1, H]]))
+    if offset == 0.0:
+        return scale
+    shifted = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=shifted, data=scale, op0=nl.add, operand0=offset)
+    return shifted
+
+
+def normalise(tile, scale, eps, y, rstd, start):
+    """A tile of rows, from row `start` on: into y (N, H) and rstd (N, 1)."""
+    rows, H = tile.shape
+    chunks = (H + CHUNK - 1) // CHUNK
+    totals = nl.ndarray((rows, chunks), dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(chunks):
+        part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
+        squares = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(
+            dst=squares, op=nl.square, data=part,
+            reduce_op=nl.add, reduce_res=totals[:, i : i + 1], reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
+    mean = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=1.0 / H, op1=nl.add, operand1=eps)
+    root = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    # GpSimd's rsqrt is exact everywhere; ScalarE's table ends at 2^-87 and 2^97.
+    nisa.tensor_scalar(dst=root, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
+    for i in range(chunks):
+        part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
+        out = nl.ndarray(part.shape, dtype=y.dtype, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=out, data=part, op0=nl.multiply, operand0=root,
+            op1=nl.multiply, operand1=scale[0:rows, i * CHUNK : min((i + 1) * CHUNK, H)],
+        )  # fmt: skip
+        nisa.dma_copy(dst=y[start : start + rows, i * CHUNK : min((i + 1) * CHUNK, H)], src=out)
+    nisa.dma_copy(dst=rstd[start : start + rows], src=root)
+
+
 @nki.jit
 def rms_norm_kernel(x, weight, eps, offset):
     """x (N, H), weight (1, H) -> y (N, H), rstd (N, 1)."""
     N, H = x.shape
-    chunks = (H + CHUNK - 1) // CHUNK
     y = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray((N, 1), dtype=nl.float32, buffer=nl.shared_hbm)
-    scale = nl.ndarray((ROWS, H), dtype=weight.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=scale, src=weight.ap([[0, ROWS], [1, H]]))
-    if offset != 0.0:
-        shifted = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=shifted, data=scale, op0=nl.add, operand0=offset)
-        scale = shifted
+    scale = load_scale(weight, offset)
     for start in range(0, N, ROWS):
         rows = min(ROWS, N - start)
         tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x[start : start + rows])
-        totals = nl.ndarray((rows, chunks), dtype=nl.float32, buffer=nl.sbuf)
-        for i in range(chunks):
-            part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
-            squares = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(
-                dst=squares, op=nl.square, data=part,
-                reduce_op=nl.add, reduce_res=totals[:, i : i + 1], reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            )  # fmt: skip
-        total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
-        mean = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=1.0 / H, op1=nl.add, operand1=eps)
-        root = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        # GpSimd's rsqrt is exact everywhere; ScalarE's table ends at 2^-87 and 2^97.
-        nisa.tensor_scalar(dst=root, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
-        for i in range(chunks):
-            part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
-            out = nl.ndarray(part.shape, dtype=x.dtype, buffer=nl.sbuf)
-            nisa.scalar_tensor_tensor(
-                dst=out, data=part, op0=nl.multiply, operand0=root,
-                op1=nl.multiply, operand1=scale[0:rows, i * CHUNK : min((i + 1) * CHUNK, H)],
-            )  # fmt: skip
-            nisa.dma_copy(dst=y[start : start + rows, i * CHUNK : min((i + 1) * CHUNK, H)], src=out)
-        nisa.dma_copy(dst=rstd[start : start + rows], src=root)
+        normalise(tile, scale, eps, y, rstd, start)
     return y, rstd
 
 

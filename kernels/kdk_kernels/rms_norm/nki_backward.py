@@ -1,5 +1,8 @@
 """rms_norm, backward, in NKI: 128 rows at a time. dweight is added up per partition in SBUF and over the partitions, once
-at the end, by a product with ones on TensorE."""
+at the end, by a product with ones on TensorE.
+
+`more` and the copies of dx serve a residual sum before the norm (add_rms_norm), where two gradients meet.
+"""
 
 from typing import Optional
 
@@ -15,14 +18,17 @@ BANK = 512  # float32 columns of a PSUM bank: what one product may write
 
 
 @nki.jit
-def rms_norm_backward_kernel(grad, x, weight, rstd, offset, need_x, need_weight):
-    """grad, x (N, H), weight (1, H), rstd (N, 1) -> the needed ones of dx (N, H) and dweight (1, H)."""
+def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight, more=None):
+    """grad, x, more (N, H), weight (1, H), rstd (N, 1) -> dx (N, H), `copies` times, and dweight (1, H) where needed.
+
+    more: added to dx before it is rounded.
+    """
     N, H = x.shape
     chunks = (H + CHUNK - 1) // CHUNK
     results = []
-    if need_x:
-        dx = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
-        results.append(dx)
+    for _ in range(copies):
+        results.append(nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm))
+    if copies > 0:
         raw = nl.ndarray((ROWS, H), dtype=weight.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=raw, src=weight.ap([[0, ROWS], [1, H]]))
         scale = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
@@ -50,11 +56,11 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, need_x, need_weight)
             if need_weight:
                 own = share[0:rows, first:last]
                 nisa.tensor_tensor(dst=own, data1=own, data2=gn, op=nl.add)
-            if need_x:
+            if copies > 0:
                 weighted = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.sbuf)
                 nisa.tensor_tensor(dst=weighted, data1=gn, data2=scale[0:rows, first:last], op=nl.multiply)
                 nisa.tensor_reduce(dst=totals[:, i : i + 1], op=nl.add, data=weighted, axis=1)
-        if need_x:
+        if copies > 0:
             total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
             # dx = rstd * grad * (weight + offset) - x * rstd^2 * mean: the factor of x, negated
@@ -68,11 +74,17 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, need_x, need_weight)
                     dst=direct, data=g[:, first:last],
                     op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=scale[0:rows, first:last],
                 )  # fmt: skip
+                if more is not None:
+                    extra = nl.ndarray((rows, last - first), dtype=more.dtype, buffer=nl.sbuf)
+                    nisa.dma_copy(dst=extra, src=more[start : start + rows, first:last])
+                    # GpSimd: VectorE has four passes over the chunk already.
+                    nisa.tensor_tensor(dst=direct, data1=direct, data2=extra, op=nl.add, engine=nisa.engine.gpsimd)
                 out = nl.ndarray((rows, last - first), dtype=x.dtype, buffer=nl.sbuf)
                 nisa.scalar_tensor_tensor(
                     dst=out, data=values[:, first:last], op0=nl.multiply, operand0=slope, op1=nl.add, operand1=direct
                 )
-                nisa.dma_copy(dst=dx[start : start + rows, first:last], src=out)
+                for copy in range(copies):
+                    nisa.dma_copy(dst=results[copy][start : start + rows, first:last], src=out)
     if need_weight:
         ones = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ones, value=1.0)
@@ -91,7 +103,7 @@ def backward(
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
     needed, H = needs.split(","), x.shape[-1]
     flat = grad.reshape(-1, H), x.reshape(-1, H), weight.reshape(1, H), rstd.reshape(-1, 1)
-    results = list(run(rms_norm_backward_kernel, *flat, offset, "x" in needed, "weight" in needed))
+    results = list(run(rms_norm_backward_kernel, *flat, offset, int("x" in needed), "weight" in needed))
     dx = results.pop(0).reshape(x.shape) if "x" in needed else None
     return dx, results.pop(0).reshape(H) if "weight" in needed else None
 

@@ -2,6 +2,8 @@
 
 Where a row fits, one kernel: a fixed number of programs walk over the rows, write dx and keep their share of dweight in
 registers; the shares are added at the end. So grad and x are read once. Longer rows, or a weight alone: a kernel each.
+
+`more` and the copy of dx serve a residual sum before the norm (add_rms_norm), where two gradients meet.
 """
 
 from typing import Optional
@@ -19,8 +21,8 @@ COLUMNS, STRIPE = 128, 32  # tile of the weight's own kernel: columns, rows read
 
 @triton.jit
 def _whole_rows(
-    grad, x, weight, rstd, dx, shares, N, H, g_row, g_col, x_row, x_col, w_col, offset,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHT: tl.constexpr,
+    grad, x, weight, rstd, more, dx, dx_copy, shares, N, H, g_row, g_col, x_row, x_col, m_row, m_col, w_col, offset,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, MORE: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :].to(tl.int64)
@@ -35,7 +37,12 @@ def _whole_rows(
         n = values * scale
         gw = g * w
         mean = tl.sum(gw * n, axis=1, keep_dims=True) / H
-        tl.store(dx + rows * H + columns, ((gw - n * mean) * scale).to(dx.dtype.element_ty), mask=mask)
+        d = (gw - n * mean) * scale
+        if MORE:
+            d += tl.load(more + rows * m_row + columns * m_col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + rows * H + columns, d.to(dx.dtype.element_ty), mask=mask)
+        if COPY:
+            tl.store(dx_copy + rows * H + columns, d.to(dx.dtype.element_ty), mask=mask)
         if WEIGHT:
             share += g * n
     if WEIGHT:
@@ -44,7 +51,8 @@ def _whole_rows(
 
 @triton.jit
 def _long_rows(
-    grad, x, weight, rstd, dx, H, g_row, g_col, x_row, x_col, w_col, offset, BLOCK: tl.constexpr,
+    grad, x, weight, rstd, more, dx, dx_copy, H, g_row, g_col, x_row, x_col, m_row, m_col, w_col, offset,
+    BLOCK: tl.constexpr, MORE: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK).to(tl.int64)
@@ -62,7 +70,12 @@ def _long_rows(
         g = tl.load(grad + row * g_row + c * g_col, mask=c < H, other=0.0).to(tl.float32)
         values = tl.load(x + row * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
         w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
-        tl.store(dx + row * H + c, ((g * w - values * scale * mean) * scale).to(dx.dtype.element_ty), mask=c < H)
+        d = (g * w - values * scale * mean) * scale
+        if MORE:
+            d += tl.load(more + row * m_row + c * m_col, mask=c < H, other=0.0).to(tl.float32)
+        tl.store(dx + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)
+        if COPY:
+            tl.store(dx_copy + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)
 
 
 @triton.jit
@@ -86,35 +99,42 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: str
-) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    needed = needs.split(",")
+def gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, copies: int, weighted: bool, more: Optional[Tensor] = None
+) -> tuple[list[Tensor], Optional[Tensor]]:
+    """dx, 0 to 2 `copies` of it, with `more` added before it is rounded; and dweight where it is wanted."""
     H = x.shape[-1]
     g, flat, scale = grad.reshape(-1, H), x.reshape(-1, H), rstd.reshape(-1)
+    extra = None if more is None else more.reshape(-1, H)
     N = flat.shape[0]
     rows, block, warps = tile(H)
-    whole = block >= H
     programs = min(triton.cdiv(N, rows), PROGRAMS_PER_PROCESSOR * processors(x.device))
-    strides = (g.stride(0), g.stride(1), flat.stride(0), flat.stride(1))
-    dx: Optional[Tensor] = None
+    strides = (*g.stride(), *flat.stride())
+    dx = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(copies)]
     shares: Optional[Tensor] = None
-    if "x" in needed:
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if whole:
-            together = "weight" in needed
-            shares = torch.empty((programs, H), dtype=torch.float32, device=x.device) if together else None
+    if copies:
+        results = (dx[0], dx[1] if copies == 2 else None)
+        layout = (*strides, *(extra.stride() if extra is not None else (0, 0)), weight.stride(0))
+        flags = {"MORE": extra is not None, "COPY": copies == 2, "num_warps": warps}
+        if block >= H:
+            shares = torch.empty((programs, H), dtype=torch.float32, device=x.device) if weighted else None
             _whole_rows[(programs,)](
-                g, flat, weight, scale, dx, shares, N, H, *strides, weight.stride(0), offset,
-                ROWS=rows, BLOCK=block, WEIGHT=together, num_warps=warps,
+                g, flat, weight, scale, extra, *results, shares, N, H, *layout, offset,
+                ROWS=rows, BLOCK=block, WEIGHT=weighted, **flags,
             )  # fmt: skip
         else:
-            _long_rows[(N,)](
-                g, flat, weight, scale, dx, H, *strides, weight.stride(0), offset, BLOCK=block, num_warps=warps
-            )
-    if "weight" in needed and shares is None:
+            _long_rows[(N,)](g, flat, weight, scale, extra, *results, H, *layout, offset, BLOCK=block, **flags)
+    if weighted and shares is None:
         blocks = triton.cdiv(H, COLUMNS)
         stripes = max(1, min(triton.cdiv(N, STRIPE), 4 * processors(x.device) // blocks))
         shares = torch.empty((stripes, H), dtype=torch.float32, device=x.device)
         _weight_share[(blocks, stripes)](g, flat, scale, shares, N, H, *strides, COLUMNS=COLUMNS, STRIPE=STRIPE)
     return dx, None if shares is None else shares.sum(0).to(weight.dtype)
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: str
+) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    needed = needs.split(",")
+    dx, dweight = gradients(grad, x, weight, rstd, offset, int("x" in needed), "weight" in needed)
+    return dx[0] if dx else None, dweight
