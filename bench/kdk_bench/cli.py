@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from kdk.errors import KdkError, UsageError
+from kdk.errors import DeclarationError, KdkError, UsageError
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -43,7 +43,10 @@ def _load(directory: str | None) -> None:
     from kdk.registry import load_directory
 
     if directory:
-        load_directory(directory)
+        from kdk_bench.generate import cases_of
+
+        for operator in load_directory(directory):
+            cases_of(operator.op)  # what does not fit the declaration shows here, and not in a worker
 
 
 @cli.command("list")
@@ -153,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         code = INTERNAL
-    except UsageError as error:
+    except (UsageError, DeclarationError) as error:
         click.echo(f"kdk: {error}", err=True)
         code = USAGE
     except KdkError as error:
