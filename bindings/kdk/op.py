@@ -83,13 +83,14 @@ class Op:
         if self.backward is None:
             return
         parameters = list(inspect.signature(self.backward).parameters)
-        unknown = [name for name in parameters[len(self.outputs) : -1] if name not in known]
-        if unknown or parameters[-1:] != ["needs"]:
+        gradients, reads = parameters[: len(self.outputs)], parameters[len(self.outputs) : -1]
+        if any(name in known for name in gradients) or any(name not in known for name in reads) or parameters[-1:] != ["needs"]:
             limit = "one gradient per output, then inputs and saved tensors by name, then `needs`"
             raise self._error(f"its backward takes ({', '.join(parameters)})", limit)
 
     def _error(self, problem: str, limit: str) -> DeclarationError:
-        return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit)
+        way_out = f"correct `op = Op(...)` in {self.package or 'its folder'}, or its reference"
+        return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit, way_out=way_out)
 
     @property
     def name(self) -> str:
