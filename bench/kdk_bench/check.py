@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import kdk.ops  # noqa: F401  (registers the operators)
-from kdk.errors import KdkError, RefusedError
+from kdk.errors import DeclarationError, KdkError, RefusedError
 from kdk.op import Op
 from kdk.registry import OPERATORS
 from kdk.rounding import storing
@@ -304,7 +304,10 @@ def run_row(
 ) -> list[Result]:
     """Every case of a row, one more result for 16-bit outputs pooled over the cases, and one if too few cases could tell."""
     operator = OPERATORS[row.op]
-    chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
+    try:
+        chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
+    except DeclarationError as error:  # of a package that is installed; costs the other operators nothing
+        return [Result(row, "all", "failed", reason=str(error), evidence=place.evidence)]
     pools: dict[str, Pool] = {}
     results = []
     for i, problem in enumerate(chosen):

@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk check`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -14,7 +14,13 @@ from typing import Any
 
 import click
 
-from kdk.errors import KdkError, UsageError
+try:
+    from kdk import Op  # noqa: F401  (an editable install would find kdk.errors even so)
+    from kdk.errors import DeclarationError, KdkError, UsageError
+except ImportError as error:  # another package of this name goes before
+    from kdk_bench.identity import explain
+
+    raise SystemExit(explain(error)) from None
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -43,7 +49,10 @@ def _load(directory: str | None) -> None:
     from kdk.registry import load_directory
 
     if directory:
-        load_directory(directory)
+        from kdk_bench.generate import cases_of
+
+        for operator in load_directory(directory):
+            cases_of(operator.op)  # what does not fit the declaration shows here, and not in a worker
 
 
 @cli.command("list")
@@ -58,6 +67,20 @@ def list_command(json_file: str | None, directory: str | None) -> None:
         report.write_json({"schema": "kdk.list/1", "ops": entries}, json_file)
     if json_file != "-":
         listing.table(entries, report.console(to_stderr=False))
+
+
+@cli.command("env")
+@JSON
+def env_command(json_file: str | None) -> int:
+    """Toolchains and devices that are here, whether their versions fit together, and how to get what is missing."""
+    from kdk_bench import environment, report
+
+    found = environment.report()
+    if json_file != "-":
+        environment.table(found, report.console(to_stderr=False))
+    if json_file:
+        report.write_json(found, json_file)
+    return environment.exit_code(found)
 
 
 @cli.command("check")
@@ -153,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         code = INTERNAL
-    except UsageError as error:
+    except (UsageError, DeclarationError) as error:
         click.echo(f"kdk: {error}", err=True)
         code = USAGE
     except KdkError as error:

@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kdk_bench.check import Result
 from kdk_bench.records import environment, today
+
+if TYPE_CHECKING:
+    from kdk_bench.check import Result
 
 PASSED, FAILED, REFUSED, UNINFORMATIVE, UNKNOWN = "passed", "failed", "refused", "uninformative", "unknown"
 

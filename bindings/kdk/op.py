@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -64,14 +65,36 @@ class Op:
         for name in tensors:
             if name not in self.shapes:
                 raise self._error(f"`shapes` lacks {name!r}", "every tensor argument, output and saved tensor has a shape")
+        for name, reads in self.uses.items():
+            for read in reads:
+                if read not in known:
+                    raise self._error(f"`uses` says that the gradient of {name!r} reads {read!r}", f"there are {', '.join(known)}")
+        self._check_signatures(known)
         if (self.backward is None) != (not self.uses):
             raise self._error("`backward` and `uses` go together", "declare both or neither")
         for name in self.longest:
             if name.removeprefix("grad ") not in known:
                 raise self._error(f"`longest` names {name!r}", "outputs, saved tensors, or 'grad ' and a differentiable input")
 
+    def _check_signatures(self, known: list[str]) -> None:
+        """The reference returns what is declared; its backward takes gradients, then known names, then `needs`."""
+        returned = inspect.signature(self.reference, eval_str=True).return_annotation
+        number = len(typing.get_args(returned)) if typing.get_origin(returned) is tuple else 1
+        declared = [*self.outputs, *self.saved]
+        if number != len(declared):
+            limit = f"`outputs` and `saved` name {len(declared)}: {', '.join(declared)}"
+            raise self._error(f"the reference is annotated to return {number} result(s)", limit)
+        if self.backward is None:
+            return
+        parameters = list(inspect.signature(self.backward).parameters)
+        gradients, reads = parameters[: len(self.outputs)], parameters[len(self.outputs) : -1]
+        if any(name in known for name in gradients) or any(name not in known for name in reads) or parameters[-1:] != ["needs"]:
+            limit = "one gradient per output, then inputs and saved tensors by name, then `needs`"
+            raise self._error(f"its backward takes ({', '.join(parameters)})", limit)
+
     def _error(self, problem: str, limit: str) -> DeclarationError:
-        return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit)
+        way_out = f"correct `op = Op(...)` in {self.package or 'its folder'}, or its reference"
+        return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit, way_out=way_out)
 
     @property
     def name(self) -> str:

@@ -6,14 +6,15 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterable
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from kdk.errors import DeclarationError, ProviderWarning, UsageError
+from kdk.errors import DeclarationError, KdkError, ProviderWarning, UsageError
 from kdk.op import Op
 
 if TYPE_CHECKING:
@@ -34,26 +35,38 @@ def require(names: Iterable[str]) -> None:
 def load_providers() -> None:
     """Register every operator that an installed package announces. One that cannot be loaded warns and is left out."""
     for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.value != "kdk_kernels", e.name)):
+        origin = f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})"
         try:
-            load_package(entry.load())
+            folders = _folders(entry.load())
         except Exception as error:
-            # Whatever a foreign package raises must not take kdk's own operators away.
-            warnings.warn(f"{_origin(entry)} announces kdk operators and cannot be loaded: {error!r}", ProviderWarning, 2)
+            # Whatever a foreign package raises must not take other operators away: here, and folder by folder below.
+            _leave_out(f"{origin} announces kdk operators and", error)
+            continue
+        for name in folders:
+            try:
+                _register(importlib.import_module(name))
+            except Exception as error:
+                _leave_out(f"{origin}: the operator in {name}", error)
 
 
-def _origin(entry: EntryPoint) -> str:
-    return f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})"
+def _leave_out(what: str, error: Exception) -> None:
+    warnings.warn(f"{what} cannot be loaded, and is left out: {_say(error)}", ProviderWarning, stacklevel=4)
 
 
-def load_package(package: ModuleType) -> list[Operator]:
-    """Register the operators in the folders of a package."""
-    return [_register(module) for module in _folders(package)]
+def _folders(package: ModuleType) -> list[str]:
+    """Import names of the folders in a package."""
+    return [info.name for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}.") if info.ispkg]
 
 
-def _folders(package: ModuleType) -> Iterator[ModuleType]:
-    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if info.ispkg:
-            yield importlib.import_module(info.name)
+def _say(error: Exception) -> str:
+    """An exception in one line, with the place where it was raised."""
+    if isinstance(error, KdkError):
+        return error.text
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):
+        return text  # it names file and line itself
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def load_directory(directory: str | Path) -> list[Operator]:
@@ -65,9 +78,9 @@ def load_directory(directory: str | Path) -> list[Operator]:
         return [_register(_import_folder(path))]
     folders = [p for p in sorted(path.iterdir()) if (p / "reference.py").exists()]
     if not folders:
-        raise UsageError(
-            "KDK-DIRECTORY", "no operator in the folder", value=str(directory), limit="an operator's folder has a reference.py"
-        )
+        limit = "an operator's folder has a reference.py"
+        way_out = "give such a folder, or one that holds such folders; docs/new-operator.md makes one"
+        raise UsageError("KDK-DIRECTORY", "no operator in the folder", value=str(directory), limit=limit, way_out=way_out)
     return [_register(_import_folder(p)) for p in folders]
 
 
@@ -76,17 +89,24 @@ def _import_folder(path: Path) -> ModuleType:
     name = f"kdk_folder_{path.name}"
     spec = importlib.util.spec_from_file_location(name, path / "__init__.py", submodule_search_locations=[str(path)])
     if spec is None or spec.loader is None or not (path / "__init__.py").exists():
-        raise DeclarationError("KDK-DECLARATION", "an operator's folder needs an __init__.py", value=str(path))
+        way_out = "write one that says op = kdk.Op(...)"
+        raise DeclarationError("KDK-DECLARATION", "an operator's folder needs an __init__.py", value=str(path), way_out=way_out)
     if name in sys.modules:  # its kernels are imported later, by this name
-        there = getattr(sys.modules[name], "__path__", ["?"])[0]
-        raise DeclarationError("KDK-DECLARATION", "a folder of this name is loaded", value=str(path), limit=f"from {there}")
+        limit = f"from {getattr(sys.modules[name], '__path__', ['?'])[0]}"
+        way_out = "rename one of the folders"
+        raise DeclarationError("KDK-DECLARATION", "a folder of this name is loaded", value=str(path), limit=limit, way_out=way_out)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    except BaseException as error:
+        for loaded in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+            del sys.modules[loaded]
+        if isinstance(error, KdkError) or not isinstance(error, Exception):
+            raise
+        way_out = "the folder's __init__.py and reference.py must import; they need torch and no kernel language"
+        problem = f"the operator's folder {path.name} cannot be imported"
+        raise DeclarationError("KDK-DECLARATION", problem, value=_say(error), way_out=way_out) from error
     return module
 
 
@@ -98,8 +118,17 @@ def _register(module: ModuleType) -> Operator:
         raise DeclarationError("KDK-DECLARATION", f"{module.__name__} has no `op`", value=repr(op), way_out="op = kdk.Op(...)")
     if op.package != module.__name__:
         limit = f"its reference is in {op.package}.reference"
-        raise DeclarationError("KDK-DECLARATION", f"{module.__name__} declares a foreign reference", limit=limit)
+        way_out = "write the reference in the folder's own reference.py"
+        raise DeclarationError("KDK-DECLARATION", f"{module.__name__} declares a foreign reference", limit=limit, way_out=way_out)
     if op.name in OPERATORS:
-        raise DeclarationError("KDK-DECLARATION", "two operators have one name", value=f"{op.name} in {module.__name__}")
-    OPERATORS[op.name] = operator = register(op)
+        value, limit = f"{op.name} in {module.__name__}", f"{OPERATORS[op.name].op.package} has it"
+        way_out = "give the reference another name"
+        raise DeclarationError("KDK-DECLARATION", "two operators have one name", value=value, limit=limit, way_out=way_out)
+    try:
+        operator = register(op)
+    except Exception as error:
+        problem, value = f"torch does not take the signatures of {op.name}", " ".join(str(error).split())
+        way_out = "the reference and its backward annotate every argument and result: Tensor, Optional[Tensor], int, float, bool or str"
+        raise DeclarationError("KDK-DECLARATION", problem, value=value, way_out=way_out) from error
+    OPERATORS[op.name] = operator
     return operator

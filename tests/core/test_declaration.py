@@ -56,6 +56,11 @@ def test_what_follows_from_it() -> None:
         ({"mixed": {"z": "float32"}}, "`mixed` names 'z'"),
         ({"longest": {"z": "H"}}, "`longest` names 'z'"),
         ({"longest": {"grad z": "H"}}, "`longest` names 'grad z'"),
+        ({"uses": {"x": ("z",)}}, "`uses` says that the gradient of 'x' reads 'z'"),
+        ({"outputs": ("y", "sums"), "saved": ()}, r"its backward takes \(grad, times, needs\); one gradient per output"),
+        ({"saved": (), "shapes": {"x": "*N H", "y": "*N H"}}, r"the reference is annotated to return 2 result\(s\)"),
+        ({"backward": lambda grad, scale, needs: grad}, r"its backward takes \(grad, scale, needs\)"),
+        ({"backward": lambda grad, times: grad}, r"its backward takes \(grad, times\)"),
     ],
 )
 def test_contradictions(changes: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -21,6 +22,8 @@ def missing(where: str) -> str | None:
     """Why NKI kernels cannot be used on a platform ("cpu": in a simulator)."""
     if where != "cpu":
         return f"this version of kdk does not launch NKI kernels on {where}"
+    if importlib.util.find_spec("ml_dtypes") is None:
+        return "kdk's emulator of NKI needs ml_dtypes, which is not installed: pip install 'torch-kdk[neuron]'"
     return None
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 @functools.cache
 def missing(where: str) -> str | None:
-    """Why Triton kernels cannot be used here."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install 'torch-kdk[triton]'"
+    """Why Triton kernels cannot be used on a platform ("cpu": in the simulator, which computes with ml_dtypes and scipy)."""
+    for package in ("triton", "ml_dtypes", "scipy") if where == "cpu" else ("triton",):
+        if importlib.util.find_spec(package) is None:
+            return f"{package} is not installed: pip install 'torch-kdk[triton]'"
     return None
 
 

@@ -1,0 +1,65 @@
+"""`python -m kdk_bench.stubs` writes kdk/ops.pyi: kdk's own operators for type checkers and editors, from their references."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kdk
+import kdk.ops  # noqa: F401  (registers the operators)
+from kdk.op import Op
+from kdk.registry import OPERATORS
+
+STUB = Path(kdk.__file__).parent / "ops.pyi"
+OWN = "kdk_kernels."
+HEAD = '''"""kdk's own operators. Written by `python -m kdk_bench.stubs` from their references: change those, not this."""
+
+from torch import Tensor
+'''
+
+
+def text() -> str:
+    """The contents of ops.pyi. An operator of another package is not in it: what is installed differs from host to host."""
+    own = sorted((operator.op for operator in OPERATORS.values() if operator.op.package.startswith(OWN)), key=lambda op: op.name)
+    return HEAD + "".join(_function(op) for op in own)
+
+
+def _function(op: Op) -> str:
+    parameters = ", ".join(_parameter(p) for p in op.arguments.values())
+    returned = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
+    summary = op.summary.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f'\ndef {op.name}({parameters}) -> {returned}:\n    """{summary}"""\n'
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
+    return f"{parameter.name}: {_annotation(parameter.annotation)}{default}"
+
+
+def _annotation(annotation: Any) -> str:
+    """As it is written in a stub, with unions spelt by |."""
+    if annotation is torch.Tensor:
+        return "Tensor"
+    if annotation in (None, type(None)):
+        return "None"
+    origin, of = typing.get_origin(annotation), [_annotation(a) for a in typing.get_args(annotation)]
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(of)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(of)}]"
+    return str(annotation.__name__)
+
+
+def main() -> None:
+    """Write the stub."""
+    STUB.write_text(text())
+    print(f"wrote {STUB}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""kdk's own operators. Written by `python -m kdk_bench.stubs` from their references: change those, not this."""
+
+from torch import Tensor
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """Root-mean-square normalisation over the last dimension."""
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotate the queries and the keys of attention by their positions."""
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """The gated activation of a SwiGLU feed-forward block: y = silu(gate) * up, with silu(x) = x * sigmoid(x)."""
