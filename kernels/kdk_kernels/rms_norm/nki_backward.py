@@ -19,17 +19,14 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, need_x, need_weight)
     """grad, x (N, H), weight (1, H), rstd (N, 1) -> the needed ones of dx (N, H) and dweight (1, H)."""
     N, H = x.shape
     chunks = (H + CHUNK - 1) // CHUNK
-    results = []
     if need_x:
         dx = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
-        results.append(dx)
         raw = nl.ndarray((ROWS, H), dtype=weight.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=raw, src=weight.ap([[0, ROWS], [1, H]]))
         scale = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=scale, data=raw, op0=nl.add, operand0=offset)
     if need_weight:
         dweight = nl.ndarray((1, H), dtype=weight.dtype, buffer=nl.shared_hbm)
-        results.append(dweight)
         share = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=share, value=0.0)
     for start in range(0, N, ROWS):
@@ -83,7 +80,11 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, need_x, need_weight)
             out = nl.ndarray((1, last - first), dtype=weight.dtype, buffer=nl.sbuf)
             nisa.tensor_copy(dst=out, src=total)
             nisa.dma_copy(dst=dweight[:, first:last], src=out)
-    return tuple(results)
+    if not need_weight:
+        return dx
+    if not need_x:
+        return dweight
+    return dx, dweight
 
 
 def backward(
@@ -91,9 +92,13 @@ def backward(
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
     needed, H = needs.split(","), x.shape[-1]
     flat = grad.reshape(-1, H), x.reshape(-1, H), weight.reshape(1, H), rstd.reshape(-1, 1)
-    results = list(run(rms_norm_backward_kernel, *flat, offset, "x" in needed, "weight" in needed))
-    dx = results.pop(0).reshape(x.shape) if "x" in needed else None
-    return dx, results.pop(0).reshape(H) if "weight" in needed else None
+    need_x, need_weight = "x" in needed, "weight" in needed
+    result = run(rms_norm_backward_kernel, *flat, offset, need_x, need_weight)
+    if not need_weight:
+        return result.reshape(x.shape), None
+    if not need_x:
+        return None, result.reshape(H)
+    return result[0].reshape(x.shape), result[1].reshape(H)
 
 
 def supports(

@@ -18,6 +18,7 @@ from kdk.backends.nki.emulator import TensorSpec
 
 LIBRARIES: list[torch.library.Library] = []
 DATA: dict[int, Tensor] = {}  # by storage: torch makes tensors of its own that share one, such as those in .grad
+OPERATORS: list[str] = []  # what ran outside kernels, by name
 
 
 def _is_here(x: Any) -> bool:
@@ -37,6 +38,7 @@ def _wrap(x: Any) -> Any:
 
 
 def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
+    OPERATORS.append(op.name())
     if op is torch.ops.aten._copy_from.default:
         _unwrap(args[1]).copy_(_unwrap(args[0]))
         return args[1]
