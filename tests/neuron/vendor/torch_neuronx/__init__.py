@@ -11,6 +11,7 @@ import torch
 from . import device
 
 device.register()
+INSIDE: set[str] = set()  # the aten operators that ran on the device inside nki_op's operators
 
 
 def nki_op(name: str, *, mutates_args: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -22,8 +23,9 @@ def nki_op(name: str, *, mutates_args: Iterable[str]) -> Callable[[Callable[...,
 
     def decorate(function: Callable[..., Any]) -> Any:
         def run(*args: Any) -> Any:
-            before = [device.copy_of(a) for a in args]
+            before, outside = [device.copy_of(a) for a in args], len(device.OPERATORS)
             result = function(*args)
+            INSIDE.update(device.OPERATORS[outside:])
             for parameter, argument, copy in zip(operator._opoverload._schema.arguments, args, before):
                 if parameter.name not in mutates_args and not device.same(argument, copy):
                     raise RuntimeError(f"{name} writes {parameter.name!r}, which mutates_args does not name")

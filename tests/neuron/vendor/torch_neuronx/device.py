@@ -18,7 +18,7 @@ from kdk.backends.nki.emulator import TensorSpec
 
 LIBRARIES: list[torch.library.Library] = []
 DATA: dict[int, Tensor] = {}  # by storage: torch makes tensors of its own that share one, such as those in .grad
-OPERATORS: list[str] = []  # what ran outside kernels, by name
+OPERATORS: list[str] = []  # what ran outside kernels, in order
 
 
 def _is_here(x: Any) -> bool:
