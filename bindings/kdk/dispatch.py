@@ -206,8 +206,11 @@ def _plan(op: Op, direction: str, choice: Choice, device: torch.device) -> list[
     return plan
 
 
-def body(op: Op, direction: str) -> Callable[..., Any]:
-    """The function that runs for every device. Reads nothing that can change below the front door, except tensors."""
+def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
+    """The function that runs for every device. Reads nothing that can change below the front door, except tensors.
+
+    captured: it runs to be traced into a compiled graph, and is recorded as that.
+    """
     function = op.function(direction)
     assert function is not None
     parameters = inspect.signature(function, eval_str=True).parameters.values()
@@ -219,7 +222,11 @@ def body(op: Op, direction: str) -> Callable[..., Any]:
 
     def make_plan(impl: str, device: torch.device) -> tuple[list[Candidate], bool]:
         choice = parse(impl)
-        plan = plans[impl, device] = _plan(op, direction, choice, device), choice.strict
+        candidates = _plan(op, direction, choice, device)
+        if captured:
+            for candidate in candidates:
+                candidate.key = candidate.key._replace(how="captured")
+        plan = plans[impl, device] = candidates, choice.strict
         return plan
 
     @untraced

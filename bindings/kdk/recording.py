@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What is counted. how: device, simulated, inlined (plain torch, no call of its own), refused. reason: why not the usual."""
+    """What is counted. reason: why not the usual.
+
+    how: device, simulated, inlined (plain torch, no call of its own), captured (traced into a compiled graph), refused.
+    """
 
     op: str
     direction: str
@@ -67,8 +70,8 @@ class Row:
 class record:
     """`with kdk.record() as r`: afterwards (or meanwhile) `r.rows` says what ran how often, on which grounds.
 
-    Process-wide, so that backward threads count. An operator that was inlined (use("reference"), torch.compile) is fused into
-    its neighbours: it is counted when it is traced, not each time the compiled code runs.
+    Process-wide, so that backward threads count. An operator that was inlined (use("reference"), torch.compile) or captured is
+    compiled with its neighbours: it is counted when it is traced, not each time the compiled code runs.
     """
 
     def __enter__(self) -> record:

@@ -6,6 +6,7 @@
             kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
           fake                          the reference on fake tensors, made contiguous
           CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
+          FunctionalTensorMode          capture.open_in_graphs: the body in the graph, for compilers that know no kdk operator
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kdk.autograd import differentiate, refuse_to_differentiate
+from kdk.capture import open_in_graphs
 from kdk.dispatch import body, contiguous_and_new, no_nones
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
@@ -62,7 +64,7 @@ def _define(op: Op, direction: str) -> Any:
     function = op.function(direction)
     assert function is not None
     name = op.name if direction == "forward" else f"{op.name}_backward"
-    schema = torch.library.infer_schema(_resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
+    schema = torch.library.infer_schema(resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
     LIBRARY.define(f"{name}{schema}", tags=TAGS)
     LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
     same, check = contiguous_and_new(function), op.check if direction == "forward" else None
@@ -73,10 +75,12 @@ def _define(op: Op, direction: str) -> Any:
         return no_nones(same(*args), args)
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    torch_op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    open_in_graphs(LIBRARY, torch_op, body(op, direction, captured=True))
+    return torch_op
 
 
-def _resolved(function: Callable[..., Any]) -> Callable[..., Any]:
+def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function's signature with real types for annotations, which infer_schema wants.
 
     A gradient that may be None is a Tensor in the schema, an empty one (`no_nones`): infer_schema knows no other result.

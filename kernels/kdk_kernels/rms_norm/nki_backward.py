@@ -35,7 +35,6 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
         nisa.tensor_scalar(dst=scale, data=raw, op0=nl.add, operand0=offset)
     if need_weight:
         dweight = nl.ndarray((1, H), dtype=weight.dtype, buffer=nl.shared_hbm)
-        results.append(dweight)
         share = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=share, value=0.0)
     for start in range(0, N, ROWS):
@@ -95,7 +94,11 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
             out = nl.ndarray((1, last - first), dtype=weight.dtype, buffer=nl.sbuf)
             nisa.tensor_copy(dst=out, src=total)
             nisa.dma_copy(dst=dweight[:, first:last], src=out)
-    return tuple(results)
+    if not need_weight:
+        return dx
+    if not need_x:
+        return dweight
+    return dx, dweight
 
 
 def backward(

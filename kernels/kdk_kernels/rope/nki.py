@@ -61,26 +61,36 @@ def rotate_tile(x, cos, sin, interleaved, transposed):
     nisa.tensor_tensor(dst=second, data1=second_cos, data2=first_sin, op=plus, engine=gpsimd)
 
 
-@nki.jit
-def rope_kernel(tensors, shapes, tensor_rows, cos, cos_rows, sin, sin_rows, rotary, interleaved, transposed):
-    """Each of `tensors`, as `lines` prepares it, (tokens, heads, D) in `shapes`, rotated: contiguous in its shape."""
-    outputs = []
-    for i in range(len(tensors)):
-        outputs.append(nl.ndarray(shapes[i], dtype=tensors[i].dtype, buffer=nl.shared_hbm))
-    tokens, _, dim = shapes[0]
+def rotate_tokens(out, x, rows, start, height, cos, sin, interleaved, transposed):
+    """All heads of `height` tokens from `start` on, as many at a time as fit."""
+    heads, dim = out.shape[1], out.shape[2]
     step = max(1, TILE_ELEMENTS // dim)
+    for head in range(0, heads, step):
+        part = min(step, heads - head)
+        tile = load(x, rows, start, height, head, part, dim)
+        rotate_tile(tile, cos, sin, interleaved, transposed)
+        nisa.dma_copy(dst=out[start : start + height, head : head + part], src=tile)
+
+
+@nki.jit
+def rope_kernel(
+    x, shape, rows, cos, cos_rows, sin, sin_rows, rotary, interleaved, transposed, pair, y=None, y_shape=None, y_rows=None
+):
+    """x and, with `pair`, y, as `lines` prepares them, (tokens, heads, D) in their shapes, rotated: contiguous."""
+    x_out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if pair:
+        y_out = nl.ndarray(y_shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    tokens = shape[0]
     for start in range(0, tokens, PARTITIONS):
         height = min(PARTITIONS, tokens - start)
         c = load(cos, cos_rows, start, height, 0, 1, rotary)
         s = load(sin, sin_rows, start, height, 0, 1, rotary)
-        for i in range(len(tensors)):
-            heads = shapes[i][1]
-            for head in range(0, heads, step):
-                part = min(step, heads - head)
-                tile = load(tensors[i], tensor_rows[i], start, height, head, part, dim)
-                rotate_tile(tile, c, s, interleaved, transposed)
-                nisa.dma_copy(dst=outputs[i][start : start + height, head : head + part], src=tile)
-    return tuple(outputs)
+        rotate_tokens(x_out, x, rows, start, height, c, s, interleaved, transposed)
+        if pair:
+            rotate_tokens(y_out, y, y_rows, start, height, c, s, interleaved, transposed)
+    if pair:
+        return x_out, y_out
+    return x_out
 
 
 def lines(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
@@ -102,16 +112,21 @@ def lines(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
 
 
 def rotate(tensors: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> list[Tensor]:
-    """The rotation of tensors (..., S, heads, D) by tables (..., S, R)."""
+    """The rotation of one or two tensors (..., S, heads, D) by tables (..., S, R)."""
     batched = [x if x.dim() == 4 else x.unsqueeze(0) for x in tensors]
     batch = batched[0].shape[0]
     # A table shared by the sequences is read again for each of them: its batch stride is 0.
     tables = [(t if t.dim() == 3 else t.unsqueeze(0)).expand(batch, -1, -1).unsqueeze(-2) for t in (cos, sin)]
-    prepared = [lines(x) for x in batched]
-    shapes = tuple((x.shape[0] * x.shape[1], *x.shape[2:]) for x in batched)
-    flat, rows = tuple(line for line, _ in prepared), tuple(r for _, r in prepared)
-    outputs = run(rope_kernel, flat, shapes, rows, *lines(tables[0]), *lines(tables[1]), cos.shape[-1], interleaved, transposed)
+    first, *second = [_as_arguments(x) for x in batched]
+    how = cos.shape[-1], interleaved, transposed, bool(second)
+    result = run(rope_kernel, *first, *lines(tables[0]), *lines(tables[1]), *how, *(second[0] if second else ()))
+    outputs = result if second else (result,)
     return [out.reshape(x.shape) for out, x in zip(outputs, tensors)]
+
+
+def _as_arguments(x: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, int, int, int]]:
+    line, rows = lines(x)
+    return line, (x.shape[0] * x.shape[1], *x.shape[2:]), rows
 
 
 def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

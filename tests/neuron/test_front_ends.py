@@ -1,0 +1,92 @@
+"""The NKI kernels of all operators are written as both front ends of the vendor's toolchain take them.
+
+NKI 0.6 parses a subset of Python, which the emulator's parser front end knows; NKI 0.7 traces Python. TorchNeuron caches
+compiled kernels by the values of what is not a tensor, and looks for tensors among the arguments, not inside them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.inputs import arguments, cases, results, total
+from torch import Tensor
+
+import kdk.ops
+from kdk import registry
+from kdk.backends.nki import emulator, launch, simulate
+from kdk.dispatch import kernel_file
+from kdk.op import Op
+
+OPERATORS = [name for name in dir(kdk.ops) if kernel_file(registry.OPERATORS[name].op, "nki", "forward")]
+
+
+def check_argument(value: Any, inside: bool = False) -> None:
+    """What both front ends take: tensors, None, bool, 32-bit int, float, str, and tuples of these without tensors."""
+    if isinstance(value, tuple):
+        for part in value:
+            check_argument(part, inside=True)
+    elif isinstance(value, Tensor):
+        assert not inside, "a tensor inside a tuple"
+        assert value.is_contiguous()
+    elif isinstance(value, int) and not isinstance(value, bool):
+        assert -(2**31) <= value < 2**31
+    else:
+        assert value is None or type(value) in (bool, float, str), type(value)
+
+
+def kernels(op: Op) -> set[str]:
+    """The names of the kernels in an operator's files."""
+    launch.prepare()
+    found = set()
+    for direction in ("forward", "backward"):
+        name = kernel_file(op, "nki", direction)
+        if name:
+            module = importlib.import_module(name)
+            found |= {k.__name__ for k in vars(module).values() if isinstance(k, emulator.Kernel) and k.__module__ == name}
+    return found
+
+
+def combinations(op: Op) -> list[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Every value of every scalar, once with each set of gradients."""
+    scalars = cases(op).scalars
+    values = [dict(zip(scalars, v)) for v in itertools.product(*scalars.values())]
+    needs = [n for size in range(len(op.uses) + 1) for n in itertools.combinations(op.uses, size)]
+    return [(v, n) for v in values for n in needs]
+
+
+@pytest.mark.parametrize("frontend", ["parser", "tracer"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_kernels(name: str, frontend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: set[str] = set()
+
+    def runner(target: str) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any) -> Any:
+            for a in args:
+                check_argument(a)
+            result = emulator.simulate(kernel, target=target, frontend=frontend)(*args)
+            assert isinstance(result, Tensor) or (type(result) is tuple and len(result) > 1)
+            launched.add(kernel.__name__)
+            return result
+
+        return run
+
+    monkeypatch.setattr(simulate, "_runner", runner)
+    op, call = registry.OPERATORS[name].op, getattr(kdk.ops, name)
+    for scalars, needs in combinations(op):
+        ours, theirs = ({**arguments(op, grad=needs), **scalars} for _ in range(2))
+        with kdk.strict(), kdk.use("nki@trn2"):
+            got = call(**ours)
+        with kdk.use("reference"):
+            want = call(**theirs)
+        torch.testing.assert_close(results(got), results(want))
+        if needs:
+            total(got).backward()
+            total(want).backward()
+            for n in needs:
+                torch.testing.assert_close(ours[n].grad, theirs[n].grad)
+    assert launched == kernels(op)
