@@ -23,7 +23,7 @@ from kdk.op import Op
 from kdk.registry import OPERATORS
 from kdk.rounding import storing
 from kdk.torch_library import Operator
-from kdk_bench.diagnose import diagnose, explain
+from kdk_bench.diagnose import Diagnosis, diagnose, explain
 from kdk_bench.generate import Arguments, Problem, draw, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
@@ -59,7 +59,7 @@ class Result:
     evidence: str = ""
     rank: int = 0
     """A case's size, by which the most telling failure is found: the smallest, degenerate ones last. 0: not a case."""
-    explain: Callable[[], str] | None = field(default=None, compare=False, repr=False)
+    diagnose: Callable[[], Diagnosis | None] | None = field(default=None, compare=False, repr=False)
     """Says what is likely wrong; costly, so asked of the smallest failing case alone, and gone from a finished result."""
 
 
@@ -194,13 +194,13 @@ class Expectation:
                 pools.setdefault(name, Pool()).add(k, y, o)
         return "", worst, telling
 
-    def explain(self) -> str:
-        """What the result that `judge` refused looks like, and the likely cause."""
+    def diagnose(self) -> Diagnosis | None:
+        """What the result that `judge` refused looks like, and the likely cause; None where the values are not to blame."""
         if self.refused is None:
-            return ""
+            return None
         name, k, y, o, n = self.refused
         if k.shape != o.shape or k.dtype != y.dtype:
-            return ""
+            return None
         position = self.call.names.index(name)
         tensors = {f"argument {i}": a for i, a in enumerate(self.call.args) if isinstance(a, Tensor)}
 
@@ -210,11 +210,11 @@ class Expectation:
             assert result is not None
             return result
 
-        return explain(diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=again))
+        return diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=again)
 
 
-def _run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed: int, pools: dict[str, Pool], twice: bool) -> Result:
-    """Run one case and judge it."""
+def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed: int, pools: dict[str, Pool], twice: bool) -> Result:
+    """Run one case and judge it. Raises what the kernel raises. twice: again with other values, and once more."""
     expected = Expectation(operator, row, problem, seed)
     own_fault = expected.sloppy()
     if own_fault:
@@ -236,7 +236,7 @@ def _run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed
     if not reason and place.moved and not all(same_bits(a, b) for a, b in _tensor_pairs(args, expected.call.args)):
         reason = "an input was written to"
     outcome = "failed" if reason else "passed" if telling or not problem.counted else "uninformative"
-    return Result(row, problem.name, outcome, ratio, reason, explain=expected.explain if reason else None)
+    return Result(row, problem.name, outcome, ratio, reason, diagnose=expected.diagnose if reason else None)
 
 
 def _tensor_pairs(left: tuple[Any, ...], right: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -312,21 +312,21 @@ def run_row(
     results = []
     for i, problem in enumerate(chosen):
         twice = full or i == 0
-        work = functools.partial(_run_case, operator, row, problem, place, seed, pools, twice)
+        work = functools.partial(run_case, operator, row, problem, place, seed, pools, twice)
         result = _guarded(work, row, problem.name)
         results.append(replace(result, rank=problem.elements if problem.counted else DEGENERATE))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same
-    failed = [i for i, r in enumerate(results) if r.explain is not None]
+    failed = [i for i, r in enumerate(results) if r.diagnose is not None]
     if failed:
         smallest = min(failed, key=lambda i: results[i].rank)
         results[smallest] = _explained(results[smallest])
     if not case:
-        results += _pooled(row, pools) + _too_few(row, results, {p.name for p in chosen if p.counted})
+        results += pooled(row, pools) + _too_few(row, results, {p.name for p in chosen if p.counted})
     return [
         replace(
             r,
-            explain=None,
+            diagnose=None,
             evidence=place.evidence,
             reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
         )
@@ -335,16 +335,18 @@ def run_row(
 
 
 def _explained(result: Result) -> Result:
-    assert result.explain is not None
+    assert result.diagnose is not None
     try:
-        text = result.explain()
+        found = result.diagnose()
+        text = explain(found) if found is not None else ""
     except Exception as error:
         # The verdict stands without a guess at its cause.
         text = f"no diagnosis: {type(error).__name__}: {error}"
     return replace(result, reason=f"{result.reason}. {text}" if text else result.reason)
 
 
-def _pooled(row: Row, pools: Mapping[str, Pool]) -> list[Result]:
+def pooled(row: Row, pools: Mapping[str, Pool]) -> list[Result]:
+    """One result for each 16-bit output, over all the cases it was in."""
     results = []
     for name, pool in pools.items():
         verdict = pool.verdict()

@@ -22,6 +22,11 @@ def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable
     return jax.jit(interpreted, static_argnums=static)
 
 
+def forget() -> None:
+    """Drop the functions that were compiled for kernels."""
+    _compiled.cache_clear()
+
+
 def to_jax(t: Tensor) -> Any:
     """The same bytes as a jax array; a strided tensor is copied (Pallas takes none)."""
     import jax

@@ -1,0 +1,201 @@
+"""Every mutant of a unit, and a sample of them that is the same for the same seed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kdk.registry import OPERATORS
+from kdk_bench.mutation.mutators import CLASSES, Place, called, is_position
+from kdk_bench.mutation.units import Function, Reach, Source, Unit
+
+# What these arguments say cannot change a result: where and how fast, not what.
+LAUNCH_OPTIONS = {
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "cost_estimate",
+    "compiler_params",
+    "interpret",
+    "engine",
+    "buffer",
+    "name",
+    "keep_dims",
+    "keepdims",
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault. before, after: the changed line of its function. source: the whole changed file."""
+
+    unit: Unit
+    kind: str
+    module: str
+    function: str
+    line: int
+    before: str
+    after: str
+    number: int  # among mutants of the unit that read alike
+    source: str
+
+    @property
+    def key(self) -> str:
+        """What it is called in the list of explained mutants."""
+        again = f" #{self.number}" if self.number else ""
+        return f"{self.unit} | {self.function}: {self.before} -> {self.after}{again}"
+
+    def __str__(self) -> str:
+        return f"{self.key} ({self.kind}, line {self.line})"
+
+
+def all_mutants(unit: Unit) -> list[Mutant]:
+    """Every mutant of a unit; of two with the same text, the one of the earlier class."""
+    reach = Reach(OPERATORS[unit.op].op, unit.direction, unit.language)
+    found: list[Mutant] = []
+    seen: set[str] = set()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for function in reach.functions.values():
+        source = reach.sources[function.module]
+        original = ast.unparse(source.tree)
+        seen.add(original)
+        for kind, node, text in _changes(function, source):
+            if text in seen or not _compiles(text):
+                continue
+            seen.add(text)
+            before, after = _difference(original, text)
+            name = function.node.name
+            number = counts[name, before, after]
+            counts[name, before, after] += 1
+            found.append(Mutant(unit, kind, function.module, name, getattr(node, "lineno", 0), before, after, number, text))
+    return found
+
+
+def sample(mutants: list[Mutant], seed: int) -> list[Mutant]:
+    """All of them, in the order in which they are tried: every class in turn, at random within a class."""
+    by_class: dict[str, list[Mutant]] = {}
+    for mutant in mutants:
+        by_class.setdefault(mutant.kind, []).append(mutant)
+    for kind, group in by_class.items():
+        random.Random(hashlib.sha256(f"{group[0].unit} {kind} {seed}".encode()).digest()).shuffle(group)
+    turns = itertools.zip_longest(*(by_class[kind] for kind in CLASSES if kind in by_class))
+    return [mutant for turn in turns for mutant in turn if mutant is not None]
+
+
+def _compiles(text: str) -> bool:
+    try:
+        compile(text, "mutant", "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _difference(original: str, text: str) -> tuple[str, str]:
+    """The first changed line, before and after."""
+    a, b = original.splitlines(), text.splitlines()
+    for tag, i, j, k, l in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            return " ".join(line.strip() for line in a[i:j]), " ".join(line.strip() for line in b[k:l])
+    return "", ""
+
+
+def _changes(function: Function, source: Source) -> Iterator[tuple[str, ast.AST, str]]:
+    """(class, node, the file's text with one node replaced), for every place of a function."""
+    for place, (holder, name, at) in _places(function, source):
+        for kind, mutator in CLASSES.items():
+            for replacement in mutator(place):
+                _set(holder, name, at, replacement)
+                try:
+                    text = ast.unparse(source.tree)
+                finally:
+                    _set(holder, name, at, place.node)
+                yield kind, place.node, text
+
+
+def _set(holder: ast.AST, name: str, at: int | None, node: ast.AST) -> None:
+    if at is None:
+        setattr(holder, name, node)
+    else:
+        getattr(holder, name)[at] = node
+
+
+Slot = tuple[ast.AST, str, int | None]  # the node that holds another one, in which field, at which index
+
+
+def _places(function: Function, source: Source) -> Iterator[tuple[Place, Slot]]:
+    node = function.node
+    names = _index_names(node)
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    parameters = frozenset(a.arg for a in arguments)
+
+    def visit(holder: ast.AST, parents: tuple[ast.AST, ...], loops: dict[str, ast.expr]) -> Iterator[tuple[Place, Slot]]:
+        for name, at, child in _children(holder):
+            if _cannot_change_a_result(child, function.kernel, source.constants):
+                continue
+            yield Place(child, (*parents, holder), function.kernel, names, loops, parameters), (holder, name, at)
+            yield from visit(child, (*parents, holder), {**loops, **_loop(child)})
+
+    for at, statement in enumerate(node.body):
+        if _cannot_change_a_result(statement, function.kernel, source.constants):
+            continue
+        yield Place(statement, (node,), function.kernel, names, {}, parameters), (node, "body", at)
+        yield from visit(statement, (node,), _loop(statement))
+
+
+def _children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
+    """Annotations, decorators and default values are no part of what a function computes."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue
+        if isinstance(value, ast.AST):
+            yield name, None, value
+        elif isinstance(value, list):
+            yield from ((name, i, child) for i, child in enumerate(value) if isinstance(child, ast.AST))
+
+
+def _loop(node: ast.AST) -> dict[str, ast.expr]:
+    """The variable of a loop over a range, and the first value that it takes."""
+    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name):
+        return {}
+    if not isinstance(node.iter, ast.Call) or called(node.iter) != "range":
+        return {}
+    return {node.target.id: node.iter.args[0] if len(node.iter.args) > 1 else ast.Constant(0)}
+
+
+def _index_names(function: ast.FunctionDef) -> set[str]:
+    """Names that hold positions: variables of loops over a range, and what is computed from them and from arange alone."""
+    names = {name for n in ast.walk(function) for name in _loop(n)}
+    while True:
+        more = set(names)
+        for n in ast.walk(function):
+            if isinstance(n, ast.Assign) and is_position(n.value, names):
+                more |= {t.id for target in n.targets for t in ast.walk(target) if isinstance(t, ast.Name)}
+        if more == names:
+            return names
+        names = more
+
+
+def _cannot_change_a_result(node: ast.AST, kernel: bool, constants: set[str]) -> bool:
+    """Docstrings, errors, launch options; and on the host what chooses the size of tiles, for any of which a kernel is right.
+
+    A choice of tiles shows by what it is made from: the file's own constants (widths, budgets), bytes per element, clamps.
+    """
+    if isinstance(node, ast.Raise | ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        return True
+    if isinstance(node, ast.keyword) and node.arg in LAUNCH_OPTIONS:
+        return True
+    if kernel or not isinstance(node, ast.Assign | ast.AnnAssign | ast.Return):
+        return False
+    for n in ast.walk(node):
+        if isinstance(n, ast.keyword) and n.arg in LAUNCH_OPTIONS:
+            return False  # a launch
+    tuned = any(isinstance(n, ast.Name) and n.id in constants for n in ast.walk(node))
+    bytes_counted = any(isinstance(n, ast.Attribute) and n.attr == "itemsize" for n in ast.walk(node))
+    clamped = any(isinstance(n, ast.Call) and called(n) in ("min", "max") for n in ast.walk(node))
+    return tuned or bytes_counted or clamped

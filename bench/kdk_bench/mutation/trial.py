@@ -1,0 +1,202 @@
+"""One mutant, swapped in for the operator's kernel and judged on the quick tier's cases until one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import linecache
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kdk.backends import LANGUAGES
+from kdk.errors import RefusedError, SimulationError
+from kdk.registry import OPERATORS
+from kdk_bench.check import Result, Row, pooled, run_case
+from kdk_bench.generate import Problem, problems
+from kdk_bench.mutation.units import Reach, Unit
+from kdk_bench.numerics import Pool
+from kdk_bench.places import Place, place
+
+DTYPES = ("float32", "bfloat16")
+# Refusals of the simulators that depend on where a kernel reads and writes. All others say that it is no valid kernel, as a
+# compiler would: Triton's bounds, alignment, races, collisions, wrapped offsets; NKI's uninitialised data, incomplete outputs,
+# accesses out of bounds, accumulation into a bank or register that was never started.
+SANITIZER = {
+    "KDK-TRITON-BOUNDS",
+    "KDK-TRITON-MISALIGNED",
+    "KDK-TRITON-RACE",
+    "KDK-TRITON-COLLISION",
+    "KDK-TRITON-OVERFLOW",
+    "C9",
+    "C14",
+    "C15",
+    "C16",
+    "C22",
+}
+Step = tuple[str, str]  # dtype, case
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a mutant. kill: numerics, sanitizer, crash, "" (survived) or "stillborn" (no case ran to its end)."""
+
+    kill: str
+    step: Step | None = None
+    reason: str = ""
+    cause: str = ""  # what the diagnosis says first, where numerics killed
+    details: str = ""
+    seconds: float = 0.0
+
+
+def steps(unit: Unit) -> list[Step]:
+    """The quick tier's cases that reach the kernel: an empty tensor never does."""
+    op = OPERATORS[unit.op].op
+    names = [p.name for p in problems(op, unit.direction) if p.elements]
+    return [(dtype, name) for dtype in DTYPES if dtype in op.dtypes for name in names]
+
+
+# ---- swapping ---------------------------------------------------------------------------------------------------------
+
+
+def _execute(name: str, source: str, number: int) -> ModuleType:
+    """A module from source text, as if it had been imported. Triton and NKI read a kernel's lines: linecache has them."""
+    path = f"<mutant {number} of {name}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module = ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    return module
+
+
+def _text(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def original(unit: Unit) -> tuple[str, str]:
+    """A unit's file, unchanged, with its name: what is planted to see that the kernel passes without a fault."""
+    entry = Reach(OPERATORS[unit.op].op, unit.direction, unit.language).entry
+    return entry, _text(entry)
+
+
+@contextlib.contextmanager
+def planted(unit: Unit, changed: str, source: str) -> Iterator[None]:
+    """Inside, the unit's kernel is what its files say with `source` in place of the file `changed`."""
+    LANGUAGES[unit.language].module("launch").prepare()
+    reach = Reach(OPERATORS[unit.op].op, unit.direction, unit.language)
+    real = importlib.import_module(reach.entry)
+    texts = {name: source if name == changed else _text(name) for name in reach.sources}
+    before = {name: importlib.import_module(name) for name in texts}
+    function = getattr(real, unit.direction)
+    try:
+        for number, (name, text) in enumerate(texts.items()):
+            module = _execute(name, text, number)
+        setattr(real, unit.direction, getattr(module, unit.direction))
+        sys.modules.update(before)
+        yield
+    finally:
+        sys.modules.update(before)
+        setattr(real, unit.direction, function)
+        _forget()
+
+
+def _forget() -> None:
+    """Drop what was compiled for a kernel that never comes again."""
+    if "jax" in sys.modules:
+        import jax
+
+        from kdk.backends.pallas import simulate
+
+        simulate.forget()
+        jax.clear_caches()
+
+
+# ---- judging ----------------------------------------------------------------------------------------------------------
+
+
+class _Cases:
+    """The cases of a unit, run one at a time with the pools of each dtype."""
+
+    def __init__(self, unit: Unit, seed: int) -> None:
+        self.operator, self.unit, self.seed = OPERATORS[unit.op], unit, seed
+        target = LANGUAGES[unit.language].targets[0]
+        self.place: Place = place(unit.language, target)
+        self.rows = {d: Row(unit.op, unit.direction, unit.language, target, d) for d in DTYPES}
+        self.problems: dict[str, Problem] = {p.name: p for p in problems(self.operator.op, unit.direction, seed=seed)}
+        self.first = next(iter(self.problems))
+        self.pools: dict[str, dict[str, Pool]] = {d: {} for d in DTYPES}
+
+    def run(self, step: Step) -> tuple[str, str, Result | None]:
+        """(numerics, sanitizer, crash, refused or "" for a pass; why; the result)."""
+        dtype, name = step
+        twice = name == self.first
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = run_case(
+                    self.operator, self.rows[dtype], self.problems[name], self.place, self.seed, self.pools[dtype], twice
+                )
+        except RefusedError as error:
+            return "refused", str(error), None
+        except SimulationError as error:
+            return "sanitizer" if error.code in SANITIZER else "crash", str(error), None
+        except Exception as error:
+            return "crash", f"{type(error).__name__}: {error}", None
+        return "numerics" if result.outcome == "failed" else "", result.reason, result
+
+    def pooled(self) -> tuple[str, str]:
+        """(dtype, why) of the first pool that refuses."""
+        for dtype in DTYPES:
+            for result in pooled(self.rows[dtype], self.pools[dtype]):
+                if result.outcome == "failed":
+                    return dtype, result.reason
+        return "", ""
+
+
+def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int) -> Trial:
+    """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed."""
+    begin = time.perf_counter()
+
+    def trial(kill: str, step: Step | None = None, reason: str = "", cause: str = "", details: str = "") -> Trial:
+        return Trial(kill, step, " ".join(reason.split())[:300], cause, details[:200], time.perf_counter() - begin)
+
+    crash: tuple[Step, str] | None = None
+    ran = False
+    try:
+        with planted(unit, changed, source):
+            cases = _Cases(unit, seed)
+            for step in order:
+                kill, reason, result = cases.run(step)
+                ran = ran or kill in ("", "numerics", "sanitizer")
+                if kill == "crash":
+                    crash = crash or (step, reason)
+                elif crash is None and kill in ("numerics", "sanitizer"):
+                    cause, details = _diagnosed(result)
+                    return trial(kill, step, reason, cause, details)
+                if crash is not None and ran:
+                    return trial("crash", *crash)
+            if crash is None and ran:
+                dtype, reason = cases.pooled()
+                return trial("numerics", (dtype, "pooled"), reason) if dtype else trial("")
+    except Exception as error:  # the changed file cannot even be executed
+        return trial("stillborn", None, f"{type(error).__name__}: {error}")
+    return trial("stillborn", *(crash or (None, "refused")))
+
+
+def _diagnosed(result: Result | None) -> tuple[str, str]:
+    diagnose: Callable[[], Any] | None = result.diagnose if result is not None else None
+    try:
+        found = diagnose() if diagnose is not None else None
+    except Exception as error:
+        return "unknown", f"no diagnosis: {type(error).__name__}: {error}"
+    return (found.cause, found.details) if found is not None else ("", result.reason if result is not None else "")
