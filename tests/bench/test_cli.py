@@ -72,7 +72,9 @@ def test_a_crashing_process_is_one_row(tmp_path: Path, capsys: pytest.CaptureFix
         "from kdk import Op\nfrom . import reference\n\nop = Op(reference=reference.deadly, check=reference.check, kind='elementwise',"
         " outputs=('y',), shapes={'x': '*N', 'y': '*N'})\n"
     )
-    (folder / "cases.py").write_text("from kdk.cases import Case, Cases, Dim\nCASES = Cases(dims={'N': Dim()}, models=(Case('a', {'N': 9}),))\n")
+    (folder / "cases.py").write_text(
+        "from kdk.cases import Case, Cases, Dim\nCASES = Cases(dims={'N': Dim()}, models=(Case('a', {'N': 9}),))\n"
+    )
     (folder / "algorithm.py").write_text("import os\n\n\ndef forward(x):\n    os._exit(7)\n")
     options = ["--implementation", "reference", "--implementation", "torch", "--dtype", "float32", "--jobs", "2"]
     assert run("check", "deadly", "--ops", str(folder), *options) == cli.UNDETERMINED

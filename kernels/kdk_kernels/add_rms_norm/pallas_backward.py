@@ -70,4 +70,4 @@ def supports(
     """A block holds whole rows; both gradients, the sum and both results stand in VMEM twice, and five float32 blocks of values."""
     H = new_residual.shape[-1]
     limit = widest(target, 10 * new_residual.itemsize + 20)
-    return f"H = {H}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if H > limit else None
+    return f"H = {H}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if limit < H else None
