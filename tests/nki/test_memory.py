@@ -110,6 +110,20 @@ def test_poison_of_matmul_is_confined_to_rows_and_columns():
         simulate(kernel, X, 128)
 
 
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_a_repeated_column_is_not_the_whole_tile(repeats):
+    """A broadcast view has as many elements as the tile, but covers one column of it."""
+
+    def kernel(x):
+        t, wide = sbuf((128, repeats)), sbuf((128, repeats))
+        nisa.dma_copy(t[:, 0:1], x[:, 0:1])
+        nisa.tensor_copy(wide, t[:, 0:1].broadcast(1, repeats))
+        return stored(t)
+
+    with refused("C16"):
+        simulate(kernel, X)
+
+
 def test_overwriting_poison_heals():
     def kernel(x):
         t = sbuf((128, 128))

@@ -40,6 +40,7 @@ VIEWS = {
         lambda x: x.transpose(0, 2, 1),
     ),
     "ap": (lambda t: t.ap([[24, 32], [2, 5]], offset=24 * 32 + 3), lambda x: x.reshape(64, 24)[32:, 3:13:2]),
+    "ap backwards": (lambda t: t.ap([[24, 64], [-2, 3]], offset=4), lambda x: x.reshape(64, 24)[:, 4::-2]),
     "ap overlaps": (
         lambda t: t.ap([[24, 64], [1, 4], [1, 3]]),
         lambda x: np.stack([x.reshape(64, 24)[:, i : i + 3] for i in range(4)], 1),
@@ -153,6 +154,7 @@ REFUSED = {
     "slice beyond the end": ("C14", lambda t: t[:, 0:5]),
     "index beyond the end": ("C14", lambda t: t[:, 4]),
     "ap beyond the end": ("C14", lambda t: t.ap([[24, 64], [1, 25]])),
+    "ap before the start": ("C14", lambda t: t.ap([[24, 64], [-2, 3]], offset=3)),
     "ap skips partitions": ("C6", lambda t: t.ap([[48, 32], [1, 24]])),
     "view of a strided last dimension": ("C6", lambda t: t[:, :, 0:6:2].view("uint8")),
     "expand before the partition": ("C6", lambda t: t.expand_dim(0)),

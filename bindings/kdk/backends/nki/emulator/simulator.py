@@ -220,7 +220,8 @@ def simulate(kernel: Any, *, target: str | None = None, data: bool = True, front
 
     `target` is trn2 or trn3 (otherwise NEURON_PLATFORM_TARGET_OVERRIDE, otherwise trn2). With data=False every check
     that needs no values runs, and the cost is modelled, without computing anything; the arguments may then be
-    `TensorSpec`s or torch tensors on the meta device. `frontend="parser"` also refuses Python that the front end of
+    `TensorSpec`s or torch tensors on the meta device; a loop with a bound in a register runs once, and a selection by
+    value is taken to pick usable elements. `frontend="parser"` also refuses Python that the front end of
     NKI 0.2 to 0.6 does not take, and accepts its dynamic loops; "tracer" is that of NKI 0.7.
     """
     core.generation_of(target)

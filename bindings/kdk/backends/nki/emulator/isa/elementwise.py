@@ -82,7 +82,7 @@ def tensor_copy_predicated(dst: NkiTensor, src: Any, predicate: NkiTensor, rever
     ins.reads.append(dst)
     kept, known = ins.usable(dst), ins.usable(predicate)
     if not ins.data:
-        ins.put(dst, None, meet(fine, kept, known))
+        ins.put(dst, None, meet(fine, known))  # without data, a choice by value is taken to pick usable elements
     else:
         chosen = (ins.raw(predicate) != 0) ^ reverse_pred
         usable = True if fine is True and kept is True else np.where(chosen, fine, kept)

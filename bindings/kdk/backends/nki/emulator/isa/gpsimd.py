@@ -80,12 +80,12 @@ def affine_select(
     ins.same(dst, tile)
     fill, _ = ins.vector(on_false_value, dst.partitions, "on_false_value")
     chosen = _affine(n, dst, pattern, offset, channel_multiplier)
+    chosen = compare.compute(chosen, np.int32(0)) != 0
     fine, x = ins.usable(tile), None
+    fine = True if fine is True else np.asarray(fine) | ~chosen
     if ins.data:
-        chosen = compare.compute(chosen, np.int32(0)) != 0
         x = round_to(np.where(chosen, ins.f32(tile), fill), dst.dtype)
         x = np.where(chosen, ins.raw(tile), x) if tile.dtype == dst.dtype else x
-        fine = True if fine is True else np.asarray(fine) | ~chosen
     ins.put(dst, x, fine, raw=True)
     return ins.done(GPSIMD_START_CYCLES + dst.per_partition)
 
@@ -133,7 +133,7 @@ def nc_n_gather(dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str |
         need((at < data.per_partition).all(), "bounds", f"{n}: index {at.max()} into {data.per_partition} elements")
         x = np.take_along_axis(ins.raw(data), at, 1)
         fine = True if fine is True else np.take_along_axis(np.asarray(fine), at, 1)
-    ins.put(dst, x, fine if ins.data or fine is True else False, raw=True)
+    ins.put(dst, x, fine if ins.data else True, raw=True)
     return ins.done(elementwise(dst.per_partition, "gpsimd"))
 
 
@@ -172,7 +172,7 @@ def local_gather(
     access.check_usable(index, "the index")
     known, before = ins.usable(src), access.usable(dst)
     if not ins.data:
-        ins.put(dst, None, known is True and (before is True or valid * num_elem_per_idx == dst.per_partition))
+        ins.put(dst, None, before is True or valid * num_elem_per_idx == dst.per_partition)
         return ins.done(_local_gather_cycles(src, valid, num_elem_per_idx))
     shape = (dst.partitions, dst.per_partition)
     values = ins.raw(dst).copy()

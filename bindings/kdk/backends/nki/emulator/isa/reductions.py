@@ -310,7 +310,7 @@ def range_select(
         chosen = (compare[0].compute(index, low) != 0) & (compare[1].compute(index, high) != 0)
         x = np.where(chosen, ins.f32(tile), np.float32(FP32_MIN))
         fine = True if fine is True else np.asarray(fine) | ~chosen
-    fine = meet(fine, known0, known1)
+    fine = meet(fine if ins.data else True, known0, known1)
     ins.put(dst, x, fine)
     accumulate(ins, OPERATORS["maximum"], x, fine, reduce_cmd, reduce_res)
     return ins.done(elementwise(dst.per_partition))
@@ -349,7 +349,7 @@ def select_reduce(
         x = np.where(chosen, ins.f32(tile), other)
         if fine is not True or known is not True:
             fine, known = np.where(chosen, fine, known), True
-    fine = meet(fine, known, condition)
+    fine = meet(fine, known, condition) if ins.data else condition
     ins.put(dst, x, fine)
     accumulate(ins, OPERATORS["maximum"], x, fine, reduce_cmd, reduce_res)
     return ins.done(elementwise(dst.per_partition))
