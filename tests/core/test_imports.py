@@ -88,6 +88,7 @@ def test_imports_go_one_way(package: str, forbidden: tuple[str, ...]) -> None:
 
 CONTRACT = {
     "patterns.py": ("kdk.patterns.", "kdk.ops"),
+    "reference.py": ("kdk.rounding.",),
     "pallas": ("kdk.backends.pallas.",),
     "nki": ("kdk.backends.nki.launch.",),
     "": ("kdk.Op", "kdk.errors.", "kdk.cases."),
