@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import kdk
-import kdk.ops  # noqa: F401  (registers the operators)
+import kdk.ops
 from kdk.op import Op
 from kdk.registry import OPERATORS
 
