@@ -44,15 +44,19 @@ def cli() -> None:
     """Custom kernels for PyTorch in Triton, Pallas and NKI, checked against one reference."""
 
 
-def _load(directory: str | None) -> None:
+def _load(directory: str | None) -> list[str]:
+    """Register the operators; the names of those in `directory`."""
     import kdk.ops  # noqa: F401
     from kdk.registry import load_directory
 
-    if directory:
-        from kdk_bench.generate import cases_of
+    if not directory:
+        return []
+    from kdk_bench.generate import cases_of
 
-        for operator in load_directory(directory):
-            cases_of(operator.op)  # what does not fit the declaration shows here, and not in a worker
+    own = [operator.op for operator in load_directory(directory)]
+    for op in own:
+        cases_of(op)  # what does not fit the declaration shows here, and not in a worker
+    return [op.name for op in own]
 
 
 @cli.command("list")
@@ -109,8 +113,11 @@ def check_command(
     json_file: str | None,
     directory: str | None,
 ) -> int:
-    """Check kernels against their reference: on a device that is here, else in the language's simulator."""
-    _load(directory)
+    """Check kernels against their reference: on a device that is here, else in the language's simulator.
+
+    Without OP, every operator; with --ops, those of that folder.
+    """
+    own = _load(directory)
     from kdk.selection import IMPLEMENTATIONS
     from kdk_bench import report, runner
 
@@ -118,7 +125,7 @@ def check_command(
         if name not in IMPLEMENTATIONS:
             limit = f"there are {', '.join(IMPLEMENTATIONS)}"
             raise UsageError("KDK-IMPLEMENTATION", "unknown implementation", value=repr(name), limit=limit)
-    rows = runner.rows_of(ops, implementations, directions, runner.targets_of(targets), dtypes)
+    rows = runner.rows_of(ops or own, implementations, directions, runner.targets_of(targets), dtypes)
     if not rows:
         raise UsageError("KDK-CHECK", "nothing to check: the filters leave no row", way_out="`kdk list` shows what there is")
     plan = runner.Plan(rows, full=not quick, seed=seed, case=case, directory=directory)

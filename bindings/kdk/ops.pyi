@@ -2,6 +2,9 @@
 
 from torch import Tensor
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Add a block's result to the residual stream and normalise the sum for the next block."""
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square normalisation over the last dimension."""
 
