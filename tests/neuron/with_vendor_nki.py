@@ -93,10 +93,11 @@ def test_two_threads_simulate_for_different_chips(monkeypatch: pytest.MonkeyPatc
     seen: list[tuple[str, str | None, str | None]] = []
 
     def simulate(kernel: Any) -> Callable[..., Any]:
-        def run(target: str) -> None:
+        def run(target: str) -> tuple[Tensor, ...]:
             first = os.environ.get(launch.OVERRIDE)
             time.sleep(0.001)
             seen.append((target, first, os.environ.get(launch.OVERRIDE)))
+            return ()
 
         return run
 

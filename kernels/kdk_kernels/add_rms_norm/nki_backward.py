@@ -46,7 +46,8 @@ def backward(
     found: list[Tensor] = []
     if grad_y is not None:
         flat = grad_y.reshape(-1, H), new_residual.reshape(-1, H), weight.reshape(1, H), rstd.reshape(-1, 1)
-        found = list(run(rms_norm_backward_kernel, *flat, offset, len(of_sum), "weight" in needed, more))
+        added = () if more is None else (True, more)
+        found = list(run(rms_norm_backward_kernel, *flat, offset, len(of_sum), "weight" in needed, *added))
     elif more is not None and of_sum:
         found = list(run(copy_kernel, more, len(of_sum)))
     results = {name: found.pop(0).reshape(shape) for name in of_sum if found}
@@ -66,4 +67,4 @@ def supports(
     """Tiles of whole rows of grad_y and the sum, the weight and the shares of dweight stand in SBUF, beside chunks of the rest."""
     H, itemsize = new_residual.shape[-1], new_residual.itemsize
     columns = (SBUF.get(target, SBUF["trn2"]) - 10 * CHUNK * 4) // (2 * itemsize + weight.itemsize + 4 + 4)
-    return f"H = {H}: whole rows fit SBUF up to H = {columns}" if H > columns else None
+    return f"H = {H}: whole rows fit SBUF up to H = {columns}" if new_residual.shape[-1] > columns else None

@@ -18,10 +18,10 @@ BANK = 512  # float32 columns of a PSUM bank: what one product may write
 
 
 @nki.jit
-def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight, more=None):
+def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight, has_more=False, more=None):
     """grad, x, more (N, H), weight (1, H), rstd (N, 1) -> dx (N, H), `copies` times, and dweight (1, H) where needed.
 
-    more: added to dx before it is rounded.
+    more: added to dx before it is rounded, if has_more.
     """
     N, H = x.shape
     chunks = (H + CHUNK - 1) // CHUNK
@@ -35,6 +35,7 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
         nisa.tensor_scalar(dst=scale, data=raw, op0=nl.add, operand0=offset)
     if need_weight:
         dweight = nl.ndarray((1, H), dtype=weight.dtype, buffer=nl.shared_hbm)
+        results.append(dweight)
         share = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=share, value=0.0)
     for start in range(0, N, ROWS):
@@ -73,7 +74,7 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
                     dst=direct, data=g[:, first:last],
                     op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=scale[0:rows, first:last],
                 )  # fmt: skip
-                if more is not None:
+                if has_more:
                     extra = nl.ndarray((rows, last - first), dtype=more.dtype, buffer=nl.sbuf)
                     nisa.dma_copy(dst=extra, src=more[start : start + rows, first:last])
                     # GpSimd: VectorE has four passes over the chunk already.
@@ -94,11 +95,7 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
             out = nl.ndarray((1, last - first), dtype=weight.dtype, buffer=nl.sbuf)
             nisa.tensor_copy(dst=out, src=total)
             nisa.dma_copy(dst=dweight[:, first:last], src=out)
-    if not need_weight:
-        return dx
-    if not need_x:
-        return dweight
-    return dx, dweight
+    return tuple(results)
 
 
 def backward(

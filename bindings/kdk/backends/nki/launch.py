@@ -9,7 +9,7 @@ as it is, and torch_xla records it.
 Followed as documented for torch_neuronx 2.14 (SDK 2.33); kdk has not run it on a device. The documentation does not say
 * what nki_op makes of symbolic shapes: compile with dynamic=False;
 * how a kernel takes tensors inside a tuple: pass each as an argument of its own;
-* whether a kernel that returns a tuple of one tensor gives a tuple: return the tensor itself.
+* whether a kernel that returns a tuple of one tensor gives a tuple: `run` gives one in any case.
 TorchNeuron computes what it does not support on the CPU. A kdk operator has a kernel of its own on every device and is never
 taken there; what stands around the kernels, views and copies, may be: torch_neuronx.get_fallback_ops() tells.
 """
@@ -89,11 +89,17 @@ def target(device: torch.device) -> str:
     return _chip()
 
 
-def run(kernel: Callable[..., Any], *args: Any) -> Any:
-    """Call an `@nki.jit` kernel, with contiguous tensors: simulated on CPU tensors, launched as it is elsewhere."""
+def run(kernel: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
+    """Call an `@nki.jit` kernel, with contiguous tensors: simulated on CPU tensors, launched as it is elsewhere.
+
+    What it returns is always a tuple: for one result the toolchains may or may not give one.
+    """
     args = tuple([a.contiguous() if isinstance(a, Tensor) else a for a in args])
-    if LOCAL.runner is not None:
-        return LOCAL.runner(kernel, *args)
+    result = (LOCAL.runner or _call)(kernel, *args)
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _call(kernel: Callable[..., Any], *args: Any) -> Any:
     return kernel(*args)
 
 
