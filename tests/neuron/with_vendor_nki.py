@@ -71,14 +71,33 @@ def test_the_override_is_put_back_after_an_error(before: str | None, monkeypatch
     assert launch.LOCAL.runner is None
 
 
+class SaysXla(Tensor):
+    """A CPU tensor that says it is on an xla device."""
+
+    device = property(lambda self: torch.device("xla", 0))  # type: ignore[assignment]
+
+
+def test_xla_tensors_go_to_the_kernel_as_they_are() -> None:
+    """XLA-based torch-neuronx: the kernel itself is called, not an operator of nki_op. No torch_xla takes part in this."""
+    from kdk_kernels.rms_norm.nki import forward
+
+    assert launch.missing("xla:neuron") is None
+    x, weight = torch.randn(4, 32), torch.randn(32)
+    y, _ = launch.run_on_device(forward, (x.as_subclass(SaysXla), weight.as_subclass(SaysXla), 1e-5, 0.0))
+    assert [c.how for c in nki.CALLS] == ["device"]
+    assert all(type(a) is SaysXla for a in nki.CALLS[0].arguments[:2])
+    torch.testing.assert_close(y, kdk.ops.rms_norm(x, weight, 1e-5))
+
+
 def test_two_threads_simulate_for_different_chips(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str | None, str | None]] = []
 
     def simulate(kernel: Any) -> Callable[..., Any]:
-        def run(target: str) -> None:
+        def run(target: str) -> tuple[Tensor, ...]:
             first = os.environ.get(launch.OVERRIDE)
             time.sleep(0.001)
             seen.append((target, first, os.environ.get(launch.OVERRIDE)))
+            return ()
 
         return run
 

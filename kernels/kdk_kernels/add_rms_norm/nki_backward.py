@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kdk.backends.nki.launch import run
 from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF
-from kdk_kernels.rms_norm.nki_backward import rms_norm_backward_kernel, several
+from kdk_kernels.rms_norm.nki_backward import rms_norm_backward_kernel
 
 
 @nki.jit
@@ -27,8 +27,6 @@ def copy_kernel(grad, copies):
             nisa.dma_copy(dst=tile, src=grad[start : start + rows, first:last])
             for i in range(copies):
                 nisa.dma_copy(dst=results[i][start : start + rows, first:last], src=tile)
-    if len(results) == 1:
-        return results[0]
     return tuple(results)
 
 
@@ -48,11 +46,10 @@ def backward(
     found: list[Tensor] = []
     if grad_y is not None:
         flat = grad_y.reshape(-1, H), new_residual.reshape(-1, H), weight.reshape(1, H), rstd.reshape(-1, 1)
-        found = several(
-            run(rms_norm_backward_kernel, *flat, offset, len(of_sum), "weight" in needed, more is not None, more)
-        )
+        added = () if more is None else (True, more)
+        found = list(run(rms_norm_backward_kernel, *flat, offset, len(of_sum), "weight" in needed, *added))
     elif more is not None and of_sum:
-        found = several(run(copy_kernel, more, len(of_sum)))
+        found = list(run(copy_kernel, more, len(of_sum)))
     results = {name: found.pop(0).reshape(shape) for name in of_sum if found}
     return results.get("x"), results.get("residual"), found[0].reshape(H) if found else None
 
@@ -70,4 +67,4 @@ def supports(
     """Tiles of whole rows of grad_y and the sum, the weight and the shares of dweight stand in SBUF, beside chunks of the rest."""
     H, itemsize = new_residual.shape[-1], new_residual.itemsize
     columns = (SBUF.get(target, SBUF["trn2"]) - 10 * CHUNK * 4) // (2 * itemsize + weight.itemsize + 4 + 4)
-    return f"H = {H}: whole rows fit SBUF up to H = {columns}" if columns < H else None
+    return f"H = {H}: whole rows fit SBUF up to H = {columns}" if new_residual.shape[-1] > columns else None

@@ -18,10 +18,10 @@ BANK = 512  # float32 columns of a PSUM bank: what one product may write
 
 
 @nki.jit
-def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight, add_more, more):
+def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight, has_more=False, more=None):
     """grad, x, more (N, H), weight (1, H), rstd (N, 1) -> dx (N, H), `copies` times, and dweight (1, H) where needed.
 
-    more: added to dx before it is rounded, if add_more. (NKI 0.6 has no `is`, and takes no tuple of one result.)
+    more: added to dx before it is rounded, if has_more.
     """
     N, H = x.shape
     chunks = (H + CHUNK - 1) // CHUNK
@@ -74,7 +74,7 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
                     dst=direct, data=g[:, first:last],
                     op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=scale[0:rows, first:last],
                 )  # fmt: skip
-                if add_more:
+                if has_more:
                     extra = nl.ndarray((rows, last - first), dtype=more.dtype, buffer=nl.sbuf)
                     nisa.dma_copy(dst=extra, src=more[start : start + rows, first:last])
                     # GpSimd: VectorE has four passes over the chunk already.
@@ -95,14 +95,7 @@ def rms_norm_backward_kernel(grad, x, weight, rstd, offset, copies, need_weight,
             out = nl.ndarray((1, last - first), dtype=weight.dtype, buffer=nl.sbuf)
             nisa.tensor_copy(dst=out, src=total)
             nisa.dma_copy(dst=dweight[:, first:last], src=out)
-    if len(results) == 1:
-        return results[0]
     return tuple(results)
-
-
-def several(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    """A kernel's results: one comes bare."""
-    return list(result) if isinstance(result, tuple) else [result]
 
 
 def backward(
@@ -110,7 +103,7 @@ def backward(
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
     needed, H = needs.split(","), x.shape[-1]
     flat = grad.reshape(-1, H), x.reshape(-1, H), weight.reshape(1, H), rstd.reshape(-1, 1)
-    results = several(run(rms_norm_backward_kernel, *flat, offset, int("x" in needed), "weight" in needed, False, None))
+    results = list(run(rms_norm_backward_kernel, *flat, offset, int("x" in needed), "weight" in needed))
     dx = results.pop(0).reshape(x.shape) if "x" in needed else None
     return dx, results.pop(0).reshape(H) if "weight" in needed else None
 

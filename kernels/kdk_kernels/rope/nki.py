@@ -119,8 +119,7 @@ def rotate(tensors: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, t
     tables = [(t if t.dim() == 3 else t.unsqueeze(0)).expand(batch, -1, -1).unsqueeze(-2) for t in (cos, sin)]
     first, *second = [_as_arguments(x) for x in batched]
     how = cos.shape[-1], interleaved, transposed, bool(second)
-    result = run(rope_kernel, *first, *lines(tables[0]), *lines(tables[1]), *how, *(second[0] if second else ()))
-    outputs = result if second else (result,)
+    outputs = run(rope_kernel, *first, *lines(tables[0]), *lines(tables[1]), *how, *(second[0] if second else ()))
     return [out.reshape(x.shape) for out, x in zip(outputs, tensors)]
 
 

@@ -83,4 +83,5 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 def forward(gate: Tensor, up: Tensor) -> Tensor:
     spans, layout = lines(gate, up)
-    return run(silu_and_mul_kernel, *spans[0], *spans[1], *layout).reshape(gate.shape)
+    (y,) = run(silu_and_mul_kernel, *spans[0], *spans[1], *layout)
+    return y.reshape(gate.shape)

@@ -52,9 +52,5 @@ def backward(
     tensors = [grad, gate] if up is None or not needs_gate else [grad, gate, up]
     spans, layout = lines(*tensors)
     arguments = [part for span in spans for part in span]
-    result = run(silu_and_mul_backward_kernel, needs_gate, needs_up, *layout, *arguments)
-    if not needs_up:
-        return result.reshape(gate.shape), None
-    if not needs_gate:
-        return None, result.reshape(gate.shape)
-    return result[0].reshape(gate.shape), result[1].reshape(gate.shape)
+    grads = [g.reshape(gate.shape) for g in run(silu_and_mul_backward_kernel, needs_gate, needs_up, *layout, *arguments)]
+    return grads[0] if needs_gate else None, grads[-1] if needs_up else None

@@ -1,14 +1,17 @@
 """NKI kernels on Trainium, and `run`, through which a kernel's file calls its kernels everywhere.
 
 On TorchNeuron ("neuron" tensors, PrivateUse1) the host function of an operator, `forward` or `backward`, becomes one operator
-of torch_neuronx.nki_op: eager, the kernels inside it are compiled once per shapes, dtypes and other arguments; in a graph for
-torch.compile(backend="neuron") it is what the vendor's compiler knows how to take apart. Its gradient is never asked for: the
-kdk operator around it has one. On XLA-based torch-neuronx ("xla" tensors) the kernel is called as it is, and torch_xla records it.
+of torch_neuronx.nki_op: eager, the kernels inside it are compiled once per shapes, dtypes and values of the other arguments;
+in a graph for torch.compile(backend="neuron") it is what the vendor's compiler knows how to take apart (`kdk.capture`). It
+needs no gradient of its own: the kdk operator around it has one. On XLA-based torch-neuronx ("xla" tensors) the kernel is called
+as it is, and torch_xla records it.
 
 Followed as documented for torch_neuronx 2.14 (SDK 2.33); kdk has not run it on a device. The documentation does not say
 * what nki_op makes of symbolic shapes: compile with dynamic=False;
-* how kernels take tensors inside a tuple: pass each as an argument of its own;
-* whether a kernel that returns a tuple of one tensor gives a tuple: return the tensor itself.
+* how a kernel takes tensors inside a tuple: pass each as an argument of its own;
+* whether a kernel that returns a tuple of one tensor gives a tuple: `run` gives one in any case.
+TorchNeuron computes what it does not support on the CPU. A kdk operator has a kernel of its own on every device and is never
+taken there; what stands around the kernels, views and copies, may be: torch_neuronx.get_fallback_ops() tells.
 """
 
 from __future__ import annotations
@@ -86,11 +89,17 @@ def target(device: torch.device) -> str:
     return _chip()
 
 
-def run(kernel: Callable[..., Any], *args: Any) -> Any:
-    """Call an `@nki.jit` kernel, with contiguous tensors: simulated on CPU tensors, launched as it is elsewhere."""
+def run(kernel: Callable[..., Any], *args: Any) -> tuple[Tensor, ...]:
+    """Call an `@nki.jit` kernel, with contiguous tensors: simulated on CPU tensors, launched as it is elsewhere.
+
+    What it returns is always a tuple: for one result the toolchains may or may not give one.
+    """
     args = tuple([a.contiguous() if isinstance(a, Tensor) else a for a in args])
-    if LOCAL.runner is not None:
-        return LOCAL.runner(kernel, *args)
+    result = (LOCAL.runner or _call)(kernel, *args)
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _call(kernel: Callable[..., Any], *args: Any) -> Any:
     return kernel(*args)
 
 

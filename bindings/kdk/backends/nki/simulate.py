@@ -18,7 +18,10 @@ _ENVIRONMENT = threading.RLock()
 
 @contextlib.contextmanager
 def _vendor_target(target: str) -> Iterator[None]:
-    """The vendor's simulator takes its target from the environment alone, which is the process's: one simulation at a time."""
+    """The vendor's simulator takes its target from the environment alone, which is the process's: one simulation at a time.
+
+    A kernel that another thread compiles for a device meanwhile sees this target too.
+    """
     with _ENVIRONMENT:
         before = os.environ.get(OVERRIDE)
         os.environ[OVERRIDE] = target
