@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import itertools
 import math
+import mmap
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 2
 LONG = (4099, 2053, 1031, 521, 257, 131, 67)
 LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles, two of them and a part
 QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
-LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded")
+LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,9 @@ class Slot:
 QUICK = (
     Slot("plain"),
     Slot("one more than a tile, expanded", (129, 257, 1025), "expanded"),
-    Slot("one less than a tile, transposed", (127, 255, 1023), "transposed"),
+    Slot("one less than a tile, far columns", (127, 255, 1023), "far columns"),
     Slot("chunk of a wider tensor", (129, 65, 257), "chunk", mixed=True),
-    Slot("prime, strided", (131, 67, 1009), "strided"),
+    Slot("prime, far rows", (131, 67, 1009), "far rows"),
     Slot("rows of different scale", (64, 33, 129), "offset", "scales"),
     Slot("tiny values", (65, 128, 256), "padded", "tiny", mixed=True),
     Slot("long reduction, huge values", LONG, "contiguous", "huge", reduced=-1),
@@ -310,6 +311,8 @@ def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
         return torch.full((*x.shape[:-1], last), math.nan, dtype=x.dtype)
 
     n = x.shape[-1]
+    if layout in ("far rows", "far columns"):
+        return _far(x, layout == "far columns")
     if layout == "transposed" and x.dim() >= 2:
         base = x.transpose(-1, -2).contiguous()
         return base.transpose(-1, -2), base
@@ -333,6 +336,27 @@ def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
         return base, base
     view.copy_(x)
     return view, base
+
+
+def _far(x: Tensor, columns: bool) -> tuple[Tensor, Tensor]:
+    """The values so far apart that offsets pass 2^31 elements, which arithmetic in int32 cannot reach. columns: transposed.
+
+    The memory between them is reserved and never touched. It is no part of what is watched for writes.
+    """
+    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+    columns = columns or rows == 1
+    count = n if columns else rows
+    if count < 2 or not x.numel():
+        return x.contiguous(), x.contiguous()
+    step = max(2**31 // (count - 1) + 1, x.numel() // count)
+    lead = torch.empty(x.shape[:-1], device="meta").stride()
+    strides = (*lead, step) if columns else (*(step * stride for stride in lead), 1)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = torch.frombuffer(mmap.mmap(-1, span * x.itemsize, flags=flags), dtype=torch.uint8)
+    view = memory.view(x.dtype).as_strided(x.shape, strides)
+    view.copy_(x)
+    return view, view
 
 
 @dataclass(frozen=True)

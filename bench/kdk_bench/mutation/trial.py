@@ -52,7 +52,7 @@ class Trial:
     reason: str = ""
     cause: str = ""  # what the diagnosis says first, where numerics killed
     details: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # of processor time
 
 
 def steps(unit: Unit) -> list[Step]:
@@ -165,10 +165,10 @@ class _Cases:
 
 def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int) -> Trial:
     """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed."""
-    begin = time.perf_counter()
+    begin = time.process_time()
 
     def trial(kill: str, step: Step | None = None, reason: str = "", cause: str = "", details: str = "") -> Trial:
-        return Trial(kill, step, " ".join(reason.split())[:300], cause, details[:200], time.perf_counter() - begin)
+        return Trial(kill, step, " ".join(reason.split())[:300], cause, details[:200], time.process_time() - begin)
 
     crash: tuple[Step, str] | None = None
     ran = False

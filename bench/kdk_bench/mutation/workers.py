@@ -15,9 +15,9 @@ from kdk_bench.mutation.mutants import Mutant
 from kdk_bench.mutation.trial import Step, Trial, run_mutant, steps
 from kdk_bench.mutation.units import Unit
 
-LEAST_LIMIT = 60.0  # seconds that every mutant has
+LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
 SLOWER = 5  # times as long as the unchanged kernel, and a mutant counts as hanging
-MEMORY = 12 << 30  # bytes of data that a process may hold: a mutant can ask for any amount
+WAITING = 30  # times as long on the clock, for a mutant that hangs without computing
 
 
 @dataclass
@@ -49,7 +49,8 @@ class Work:
         return self.unit, file, text, self.order()
 
     def limit(self) -> float:
-        return 1800.0 if self.baseline is None else max(LEAST_LIMIT, SLOWER * self.baseline.seconds)
+        """Seconds of processor time for the next mutant."""
+        return 600.0 if self.baseline is None else max(LEAST_LIMIT, SLOWER * self.baseline.seconds)
 
     def done(self, trial: Trial) -> None:
         if self.baseline is None:
@@ -69,8 +70,10 @@ def _serve(connection: Connection, seed: int) -> None:
     import kdk.ops  # noqa: F401  (registers the operators)
 
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    while (task := connection.recv()) is not None:
+    while True:
+        limit, task = connection.recv()
+        # Past it the system ends the process, also where it is deep in compiled code.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, resource.RLIM_INFINITY))
         connection.send(run_mutant(*task, seed))
 
 
@@ -86,8 +89,8 @@ class _Worker:
 
     def begin(self, work: Work) -> None:
         self.work = work
-        self.connection.send(work.next())
-        self.deadline = time.monotonic() + work.limit()
+        self.connection.send((work.limit(), work.next()))
+        self.deadline = time.monotonic() + WAITING * work.limit()
 
     def end(self) -> None:
         self.process.kill()
@@ -133,6 +136,6 @@ def _answers(workers: list[_Worker]) -> Iterator[tuple[_Worker, Trial]]:
             try:
                 yield worker, worker.connection.recv()
             except EOFError:
-                yield worker, Trial("crash", None, "no answer: the process died")
+                yield worker, Trial("crash", None, "no answer: the process ran out of its time, or died")
         elif worker.deadline <= time.monotonic():
-            yield worker, Trial("crash", None, f"no answer in {worker.work.limit():.0f} s" if worker.work else "")
+            yield worker, Trial("crash", None, "no answer: it waits for ever")

@@ -1,0 +1,209 @@
+"""The check refuses no legitimate kernel: the reference with its sums in another order, and in an algebraically equal form."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import kdk.ops  # noqa: F401  (registers the operators)
+from kdk.registry import OPERATORS
+from kdk_bench.check import Expectation, Row
+from kdk_bench.generate import Problem, problems
+from kdk_bench.numerics import Pool
+
+BLOCK = 64
+NAMES = [name for name, operator in OPERATORS.items() if operator.op.package.startswith("kdk_kernels.")]
+CASES = 2000  # of each operator, over SEEDS
+SEEDS = (1, 2, 3)
+
+Order = Callable[[np.ndarray], np.ndarray]  # float32 (n, ...) -> its sum over n, with every addition rounded to float32
+
+
+def sequential(x: np.ndarray) -> np.ndarray:
+    return np.add.accumulate(x, axis=0, dtype=x.dtype)[-1]
+
+
+def backwards(x: np.ndarray) -> np.ndarray:
+    return sequential(x[::-1])
+
+
+def blocked(x: np.ndarray) -> np.ndarray:
+    """BLOCK partial sums that walk over the rows, as the lanes of a kernel do, then their sum."""
+    x = np.concatenate([x, np.zeros((-len(x) % BLOCK, *x.shape[1:]), x.dtype)])
+    return sequential(sequential(x.reshape(-1, BLOCK, *x.shape[1:])))
+
+
+def tree(x: np.ndarray) -> np.ndarray:
+    while len(x) > 1:
+        x = np.concatenate([x, np.zeros((len(x) % 2, *x.shape[1:]), x.dtype)])
+        x = x[0::2] + x[1::2]
+    return x[0]
+
+
+class Reordered(TorchFunctionMode):
+    """Sums and means of float32 tensors in an order of one's own."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self.order = order
+        self.summed = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name not in ("sum", "mean") or args[0].dtype != torch.float32 or "dtype" in kwargs or not args[0].numel():
+            return func(*args, **kwargs)
+        self.summed += 1
+        x = args[0]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", tuple(range(x.dim())))
+        dims = [d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim)]
+        rest = [d for d in range(x.dim()) if d not in dims]
+        moved = x.permute(*dims, *rest)
+        count = moved.shape[: len(dims)].numel()
+        with torch._C.DisableTorchFunction(), np.errstate(all="ignore"):
+            total = torch.from_numpy(np.ascontiguousarray(self.order(moved.reshape(count, *moved.shape[len(dims) :]).numpy())))
+            total = total / count if name == "mean" else total
+            if kwargs.get("keepdim", False):
+                for d in sorted(dims):
+                    total = total.unsqueeze(d)
+        return total
+
+
+class Rewritten(TorchFunctionMode):
+    """Algebraically equal forms: products the other way round, quotients by reciprocals, exponentials by tanh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if not tensors or tensors[0].dtype != torch.float32:
+            return func(*args, **(kwargs or {}))
+        x = args[0]
+        with torch._C.DisableTorchFunction():
+            if name == "rsqrt":
+                return 1 / x.sqrt()
+            if name == "sigmoid":
+                return 0.5 + 0.5 * torch.tanh(0.5 * x)
+            if name == "silu":
+                return x / (1 + torch.exp(-x))
+            if name == "square":
+                return x * x
+            if name == "softplus":
+                return torch.log1p(torch.exp(-x.abs())) + x.clamp_min(0)
+            if name in ("div", "__truediv__", "true_divide") and isinstance(args[1], Tensor):
+                return x * (1 / args[1])
+            if name in ("mul", "__mul__", "__rmul__"):
+                return self._product(x, args[1])
+        return func(*args, **(kwargs or {}))
+
+    def _product(self, a: Tensor, b: Any) -> Tensor:
+        """(p * q) * b as p * (q * b), where the first product stays within range."""
+        result = a * b
+        known = self.products.get(id(a))
+        if known is not None and known[0] is a and isinstance(b, Tensor):
+            _, p, q = known
+            again = p * (q * b)
+            if torch.equal(torch.isfinite(again), torch.isfinite(result)) and not (again == 0).logical_xor(result == 0).any():
+                result = again
+        if isinstance(b, Tensor):
+            self.products[id(result)] = (result, a, b)
+        return result
+
+
+VARIANTS: dict[str, Callable[[], TorchFunctionMode]] = {
+    "sequential": lambda: Reordered(sequential),
+    "reversed": lambda: Reordered(backwards),
+    "blocked": lambda: Reordered(blocked),
+    "tree": lambda: Reordered(tree),
+    "rewritten": Rewritten,
+}
+
+
+def judged(name: str, direction: str, dtype: str, problem: Problem, seed: int, variant: str, pools: dict[str, Pool]) -> str:
+    """Why the check refuses the variant, or "". A reference that fails its own check is a refusal too."""
+    operator = OPERATORS[name]
+    expected = Expectation(operator, Row(name, direction, "triton", "sm_90", dtype), problem, seed)
+    own_fault = expected.sloppy()
+    if own_fault:
+        return own_fault
+    with VARIANTS[variant]():
+        result = operator.op.function(direction)(*expected.call.args)
+    results = result if isinstance(result, tuple) else (result,)
+    copies = tuple(None if t is None else t.clone(memory_format=torch.contiguous_format) for t in results)
+    return expected.judge(copies, pools)[0]
+
+
+def directions(name: str) -> list[str]:
+    return [d for d in ("forward", "backward") if OPERATORS[name].op.function(d) is not None]
+
+
+def refused_pools(pools: dict[tuple[str, ...], dict[str, Pool]]) -> list[str]:
+    verdicts = [(*key, output, pool.verdict()) for key, own in pools.items() for output, pool in own.items()]
+    return [str(v) for v in verdicts if v[-1] is not None and not v[-1].accepted]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_legitimate_variant_fails_the_quick_tier(name: str, variant: str) -> None:
+    refused, pools = [], {}
+    for direction, dtype in itertools.product(directions(name), ("float32", "bfloat16")):
+        pool = pools.setdefault((direction, dtype), {})
+        for problem in problems(OPERATORS[name].op, direction):
+            reason = judged(name, direction, dtype, problem, 0, variant, pool)
+            refused += [(direction, dtype, str(problem), reason)] if reason else []
+    assert refused == []
+    assert refused_pools(pools) == []
+
+
+def drawn(name: str, seed: int) -> Iterator[tuple[str, str, Problem, int, str]]:
+    """Endless random cases: the full tier's problems of ever new seeds, each with a direction, dtype and variant."""
+    rng = random.Random(f"{name} {seed}")
+    for round_ in itertools.count():
+        own_seed = 1000 * seed + round_
+        direction = directions(name)[round_ % len(directions(name))]
+        for problem in problems(OPERATORS[name].op, direction, full=True, seed=own_seed):
+            yield direction, rng.choice(OPERATORS[name].op.dtypes), problem, own_seed, rng.choice(list(VARIANTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_legitimate_variant_fails_at_random(name: str, seed: int) -> None:
+    refused, pools = [], {}
+    for direction, dtype, problem, own_seed, variant in itertools.islice(drawn(name, seed), -(-CASES // len(SEEDS))):
+        pool = pools.setdefault((direction, dtype, variant), {})
+        reason = judged(name, direction, dtype, problem, own_seed, variant, pool)
+        refused += [(variant, direction, dtype, own_seed, str(problem), reason)] if reason else []
+    assert refused == []
+    assert refused_pools(pools) == []
+
+
+@pytest.mark.parametrize("order", [sequential, backwards, blocked, tree])
+def test_the_orders_sum(order: Order) -> None:
+    x = np.random.default_rng(0).standard_normal((1000, 3)).astype(np.float32)
+    total = order(x)
+    assert total.dtype == np.float32
+    assert np.abs(total - x.astype(np.float64).sum(0)).max() < 1e-3
+    assert order(np.ones((1, 2), np.float32)).tolist() == [1, 1]
+
+
+def test_the_variants_differ_from_the_reference() -> None:
+    """A variant that computes exactly what the reference does would show nothing."""
+    x = torch.randn(64, 1031, generator=torch.Generator().manual_seed(0))
+    for variant in ("sequential", "reversed", "blocked", "tree"):
+        with VARIANTS[variant]() as mode:
+            total = x.square().mean(-1)
+        assert mode.summed == 1 and not torch.equal(total, x.square().mean(-1)), variant
+    with Rewritten():
+        changed = [torch.sigmoid(x), torch.nn.functional.silu(x), x.abs().rsqrt(), x * x.sin() * x.cos(), x / x.exp()]
+    plain = [torch.sigmoid(x), torch.nn.functional.silu(x), x.abs().rsqrt(), x * x.sin() * x.cos(), x / x.exp()]
+    assert not any(torch.equal(a, b) for a, b in zip(changed, plain))
