@@ -58,17 +58,14 @@ class Op:
             for name in names:
                 if name not in known:
                     raise self._error(f"`{what}` names {name!r}", f"its tensors are {', '.join(tensors)}")
-        for name, reads in self.uses.items():
-            for read in reads:
-                if read not in tensors:
-                    raise self._error(f"`uses` of {name!r} names {read!r}", f"its tensors are {', '.join(tensors)}")
         for name in tensors:
             if name not in self.shapes:
                 raise self._error(f"`shapes` lacks {name!r}", "every tensor argument, output and saved tensor has a shape")
         for name, reads in self.uses.items():
             for read in reads:
-                if read not in known:
-                    raise self._error(f"`uses` says that the gradient of {name!r} reads {read!r}", f"there are {', '.join(known)}")
+                if read not in tensors:
+                    problem = f"`uses` says that the gradient of {name!r} reads {read!r}"
+                    raise self._error(problem, f"its tensors are {', '.join(tensors)}")
         self._check_signatures(known)
         if (self.backward is None) != (not self.uses):
             raise self._error("`backward` and `uses` go together", "declare both or neither")
@@ -89,7 +86,7 @@ class Op:
         parameters = list(inspect.signature(self.backward).parameters)
         gradients, reads = parameters[: len(self.outputs)], parameters[len(self.outputs) : -1]
         if any(name in known for name in gradients) or any(name not in known for name in reads) or parameters[-1:] != ["needs"]:
-            limit = "one gradient per output, then inputs and saved tensors by name, then `needs`"
+            limit = "one gradient per output, then inputs, outputs and saved tensors by name, then `needs`"
             raise self._error(f"its backward takes ({', '.join(parameters)})", limit)
 
     def _error(self, problem: str, limit: str) -> DeclarationError:
