@@ -24,8 +24,9 @@ from kdk.op import Op
 
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1009, 1023, 1024, 1025)
 LONG = (4099, 2053, 1031, 521, 257, 131, 67)
-LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles, two of them and a part
+LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles
 QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
+MANY_ELEMENTS = 300_000  # of the one case that is large: more than one block of a kernel that takes megabytes at a time
 LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
 
 
@@ -158,7 +159,8 @@ def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random) -> dict[str, tup
 
 @dataclass(frozen=True)
 class Slot:
-    """One kind of case. edge: sizes the focus letter takes. reduced: the focus is a summed letter, the first or the last."""
+    """One kind of case. edge: sizes the focus letter takes. reduced: the focus is a summed letter, the first or the last.
+    many: the outermost letter takes what MANY_ELEMENTS leave."""
 
     name: str
     edge: tuple[int, ...] = ()
@@ -167,6 +169,7 @@ class Slot:
     mixed: bool = False
     counted: bool = True
     reduced: int | None = None
+    many: bool = False
 
 
 QUICK = (
@@ -175,11 +178,11 @@ QUICK = (
     Slot("one less than a tile, far columns", (127, 255, 1023), "far columns"),
     Slot("chunk of a wider tensor", (129, 65, 257), "chunk", mixed=True),
     Slot("prime, far rows", (131, 67, 1009), "far rows"),
-    Slot("rows of different scale", (64, 33, 129), "offset", "scales"),
     Slot("tiny values", (65, 128, 256), "padded", "tiny", mixed=True),
+    Slot("long rows of different scale", LONG, "offset", "scales", reduced=0),
     Slot("long reduction, huge values", LONG, "contiguous", "huge", reduced=-1),
     Slot("infinities and NaN", (33, 65, 130), "strided", "special"),
-    Slot("long reduction", LONGEST, mixed=True, reduced=0),
+    Slot("longest reduction, several blocks", LONGEST, mixed=True, reduced=0, many=True),
     Slot("one element", (1,), counted=False),
     Slot("empty", (0,), counted=False),
 )
@@ -195,7 +198,21 @@ def _medium(op: Op, dims: Mapping[str, Dim], limit: int, rng: random.Random) -> 
     sizes = {letter: rng.choice((2, 3, 5)) for letter in letters}
     sizes[letters[0]] = rng.choice((130, 150, 137))
     sizes[letters[-1]] = rng.choice((192, 260, 200))
-    return _shrink(op, sizes, dims, limit, ())
+    return _shrink(op, _parts(sizes, dims, letters[-1], rng), dims, limit, ())
+
+
+def _parts(sizes: dict[str, int], dims: Mapping[str, Dim], focus: str, rng: random.Random) -> dict[str, int]:
+    """Letters that are a part of another: all of it, a half or three quarters, of enough to tell these apart."""
+    sizes = dict(sizes)
+    for letter, dim in dims.items():
+        if dim.at_most and letter == focus:
+            sizes[dim.at_most] = max(sizes[letter], sizes[dim.at_most])
+        elif dim.at_most:
+            if dim.at_most != focus:
+                sizes[dim.at_most] = max(sizes[dim.at_most], rng.choice((8, 12, 16)))
+            whole = sizes[dim.at_most]
+            sizes[letter] = rng.choice((whole, whole // 2, whole - whole // 4))
+    return sizes
 
 
 def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random) -> dict[str, int]:
@@ -204,14 +221,18 @@ def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, 
         return _medium(op, dims, limit, rng)
     if slot.name == "one element":
         return fit(dict.fromkeys(dims, 1), dims)
-    sizes = {letter: rng.choice((2, 3, 5, 8)) for letter in dims}
+    sizes = {letter: 2 if slot.many else rng.choice((2, 3, 5, 8)) for letter in dims}
     if slot.name == "empty":
         sizes[focus] = 0
         return fit(sizes, dims)
     sizes[focus] = edge
+    sizes = _parts(sizes, dims, focus, rng)
     for letter in dims:  # leave no output tiny: a few hundred elements make the statistics mean something
         if letter != focus and _largest(op, fit(sizes, dims)) < 600:
             sizes[letter] = rng.choice((17, 24, 33))
+    if slot.many:
+        outermost = next(letter for letter in (*dims, focus) if letter != focus or len(dims) == 1)
+        sizes[outermost] = max(1, limit // _largest(op, fit({**sizes, outermost: 1}, dims)))
     return _shrink(op, sizes, dims, limit, (focus,))
 
 
@@ -223,12 +244,13 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
     if slot.reduced is not None:
         texts = [text for name, text in op.longest.items() if name.startswith("grad ") == (direction == "backward")]
         reduced = list(dict.fromkeys(letter for text in texts for letter in text.split()))
-        return (reduced or letters)[slot.reduced]
+        return reduced[slot.reduced] if reduced else letters[-1 - slot.reduced]
     return letters[turn % len(letters)]
 
 
 def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int) -> Problem:
     rng = _rng(op.name, slot.name, turn, seed)
+    limit = max(limit, MANY_ELEMENTS) if slot.many else limit
     focus = _focus(op, cases, slot, direction, turn)
     fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
     edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
