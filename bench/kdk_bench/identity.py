@@ -16,7 +16,7 @@ def others(ours: Path, directory: str | None = None) -> list[str]:
     """What else is called kdk, and how to get rid of it. ours: the folder of this kdk. directory: where Python is started."""
     found = []
     try:
-        summary = metadata("kdk").get("Summary") or "no summary"
+        summary = metadata("kdk").json.get("summary") or "no summary"
         found.append(
             f"the distribution `kdk` is installed, which is another project ({summary}) and writes into the same folder and the same"
             f" command. Way out: pip uninstall kdk, then pip install --force-reinstall --no-deps {NAME}"

@@ -74,7 +74,8 @@ def _serve(connection: Connection, seed: int) -> None:
         limit, task = connection.recv()
         # Past it the system ends the process, also where it is deep in compiled code.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, resource.RLIM_INFINITY))
-        connection.send(run_mutant(*task, seed))
+        unit, changed, source, order = task
+        connection.send(run_mutant(unit, changed, source, order, seed))
 
 
 class _Worker:
@@ -105,7 +106,7 @@ def run(works: list[Work], jobs: int, seed: int, progress: Callable[[Work, Trial
     waiting = list(works)
     workers = [_Worker(seed) for _ in range(min(jobs, len(works)))]
     try:
-        for i, worker in enumerate(workers):
+        for worker in workers:
             worker.begin(waiting.pop(0))
         while any(w.work for w in workers):
             for worker, trial in _answers(workers):
