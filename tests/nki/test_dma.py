@@ -240,6 +240,35 @@ def loaded_index():
     return t
 
 
+def rows_by_index(x, rows, columns, dtype="uint32", count=None):
+    index = nl.full((rows, columns), 0, dtype)
+    count = rows * columns if count is None else count
+    return x.ap([[x.shape[1], count], [1, x.shape[1]]], vector_offset=index)
+
+
+GATHER_TRANSPOSE = {
+    "four bytes": ("bfloat16", (16, 8), lambda x: rows_by_index(x.view("float32"), 16, 1), "float32", (4, 16)),
+    "wide rows": ("bfloat16", (16, 129), lambda x: rows_by_index(x, 16, 1), "bfloat16", (129, 16)),
+    "rows not of 16": ("bfloat16", (16, 8), lambda x: rows_by_index(x, 16, 1, count=8), "bfloat16", (8, 8)),
+    "signed index": ("bfloat16", (16, 8), lambda x: rows_by_index(x, 16, 1, "int32"), "bfloat16", (8, 16)),
+    "two columns of 64": ("bfloat16", (16, 8), lambda x: rows_by_index(x, 64, 2), "bfloat16", (8, 128)),
+}
+
+
+@pytest.mark.parametrize("name", GATHER_TRANSPOSE)
+def test_refused_gather_transposes(name):
+    dtype, shape, source, result, target = GATHER_TRANSPOSE[name]
+    x = np.zeros(shape, ml_dtypes.bfloat16)
+
+    def kernel(x):
+        dst = sbuf((min(target[0], 128), target[1]), result)
+        nisa.dma_transpose(dst if target[0] <= 128 else hbm(target, result), source(x))
+
+    assert dtype == str(x.dtype)
+    with refused("C13"):
+        simulate(kernel, x)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     code, call = REFUSED[name]
