@@ -22,10 +22,10 @@ SHAPES = [
     pytest.param(1, 3, 8, 2, 128, 128, id="llama"),
     pytest.param(2, 3, 4, 4, 80, 32, id="phi"),
     pytest.param(1, 2, 3, 3, 256, 64, id="gpt-j"),
-    pytest.param(2, 37, 5, 3, 80, 40, id="odd"),
+    pytest.param(2, 37, 3, 1, 20, 10, id="odd"),
     pytest.param(9, 1, 4, 1, 64, 64, id="decode"),
     pytest.param(2, 3, 5, 4, 6, 6, id="short heads"),
-    pytest.param(1, 131, 1, 1, 12, 2, id="one pair"),
+    pytest.param(1, 131, 1, 1, 6, 2, id="one pair"),
 ]
 
 
@@ -45,11 +45,11 @@ def forward(implementation: str, *args: Any) -> tuple[Tensor, Tensor]:
         return kdk.ops.rope(*args)
 
 
-def gradients(
-    implementation: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, grads: list[Tensor]
-) -> tuple[Tensor, ...]:
+def both(implementation: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, grads: list[Tensor]) -> tuple[Tensor, ...]:
+    """q_out, k_out and the gradients of q and k."""
     q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-    return torch.autograd.grad(forward(implementation, q, k, cos, sin, interleaved), (q, k), grads)
+    outputs = forward(implementation, q, k, cos, sin, interleaved)
+    return (*(out.detach() for out in outputs), *torch.autograd.grad(outputs, (q, k), grads))
 
 
 def close(got: tuple[Tensor, ...], want: tuple[Tensor | None, ...]) -> None:
@@ -105,12 +105,14 @@ def test_kernels(implementation: str, interleaved: bool, B: int, S: int, Hq: int
     """Tables whose halves differ, and one table for all sequences as well as one for each."""
     q, k = randn(B, S, Hq, D), randn(B, S, Hk, D, seed=1)
     grads = [randn(B, S, Hq, D, seed=2), randn(B, S, Hk, D, seed=3)]
-    for rows in sorted({1, B}):
-        cos, sin = randn(rows, S, R, seed=4), randn(rows, S, R, seed=5)
-        want = rope(q.double(), k.double(), cos.double(), sin.double(), interleaved)
-        close(forward(implementation, q, k, cos, sin, interleaved), want)
-    wanted = rope_backward(grads[0].double(), grads[1].double(), cos.double(), sin.double(), interleaved, "q,k")
-    close(gradients(implementation, q, k, cos, sin, interleaved, grads), wanted)
+    cos, sin = randn(B, S, R, seed=4), randn(B, S, R, seed=5)
+    wide = [t.double() for t in (cos, sin)]
+    want = rope(q.double(), k.double(), *wide, interleaved)
+    wanted = rope_backward(grads[0].double(), grads[1].double(), *wide, interleaved, "q,k")
+    close(both(implementation, q, k, cos, sin, interleaved, grads), (*want, *wanted))
+    if B > 1:
+        want = rope(q.double(), k.double(), wide[0][:1], wide[1][:1], interleaved)
+        close(forward(implementation, q, k, cos[:1], sin[:1], interleaved), want)
 
 
 @IMPLEMENTATIONS
@@ -118,12 +120,9 @@ def test_kernels(implementation: str, interleaved: bool, B: int, S: int, Hq: int
 def test_without_a_batch(implementation: str, interleaved: bool) -> None:
     q, k, cos, sin = randn(5, 4, 16), randn(5, 2, 16, seed=1), randn(5, 8, seed=2), randn(5, 8, seed=3)
     grads = [randn(5, 4, 16, seed=4), randn(5, 2, 16, seed=5)]
-    batched = [t[None] for t in (q, k, cos, sin)]
-    for got, want in zip(forward(implementation, q, k, cos, sin, interleaved), forward(implementation, *batched, interleaved)):
-        assert torch.equal(got, want[0])
-    got_grads = gradients(implementation, q, k, cos, sin, interleaved, grads)
-    for got, want in zip(got_grads, gradients(implementation, *batched, interleaved, [g[None] for g in grads])):
-        assert torch.equal(got, want[0])
+    want = rope(q.double(), k.double(), cos.double(), sin.double(), interleaved)
+    wanted = rope_backward(grads[0].double(), grads[1].double(), cos.double(), sin.double(), interleaved, "q,k")
+    close(both(implementation, q, k, cos, sin, interleaved, grads), (*want, *wanted))
 
 
 @IMPLEMENTATIONS
@@ -157,8 +156,8 @@ def test_views(implementation: str, layout: str) -> None:
     want = rope(q.double(), k.double(), cos.double(), sin.double())
     close(forward(implementation, q, k, cos, sin), want)
     assert all(torch.equal(t, b) for t, b in zip((q, k, cos, sin), before))
-    got = gradients(implementation, q.contiguous(), k.contiguous(), cos, sin, False, [q, k])
-    close(got, rope_backward(q.double(), k.double(), cos.double(), sin.double(), False, "q,k"))
+    got = both(implementation, q.contiguous(), k.contiguous(), cos, sin, False, [q, k])
+    close(got[2:], rope_backward(q.double(), k.double(), cos.double(), sin.double(), False, "q,k"))
 
 
 @IMPLEMENTATIONS
@@ -211,8 +210,8 @@ def test_backward_undoes_a_rotation(implementation: str, interleaved: bool) -> N
     """A rotation is orthogonal: its transpose is its inverse."""
     q, k = randn(1, 5, 2, 16), randn(1, 5, 1, 16, seed=1)
     cos, sin = (t.float() for t in angles(5, 16, interleaved))
-    turned = forward(implementation, q, k, cos, sin, interleaved)
-    close(gradients(implementation, q, k, cos, sin, interleaved, list(turned)), (q, k))
+    turned = rope(q, k, cos, sin, interleaved)
+    close(both(implementation, q, k, cos, sin, interleaved, list(turned)), (*turned, q, k))
 
 
 def test_triton_index_arithmetic_passes_2_to_31() -> None:
