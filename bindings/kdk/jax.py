@@ -74,7 +74,7 @@ def _function(name: str) -> Callable[..., Any]:
         values = [a.value if n in op.tensors and a is not None else a for n, a in zip(names, args)]
         results = _run(op, "forward", tuple(values))
         keep = {read for name in needs for read in op.uses[name]}
-        have = {**dict(zip(names, values)), **dict(zip(op.saved, results[outputs:]))}
+        have = {**dict(zip(names, values)), **dict(zip((*op.outputs, *op.saved), results))}
         return trim(results), (needs, {name: have[name] for name in keep})
 
     def backward(*args: Any) -> tuple[Any, ...]:

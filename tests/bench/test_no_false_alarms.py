@@ -67,7 +67,8 @@ class Reordered(TorchFunctionMode):
         moved = x.permute(*dims, *rest)
         count = moved.shape[: len(dims)].numel()
         with torch._C.DisableTorchFunction(), np.errstate(all="ignore"):
-            total = torch.from_numpy(np.ascontiguousarray(self.order(moved.reshape(count, *moved.shape[len(dims) :]).numpy())))
+            left = moved.shape[len(dims) :]
+            total = torch.from_numpy(np.ascontiguousarray(self.order(moved.reshape(count, *left).numpy())).reshape(left))
             total = total / count if name == "mean" else total
             if kwargs.get("keepdim", False):
                 for d in sorted(dims):

@@ -175,3 +175,17 @@ def test_same_bits_sees_nan_zero_and_dtype():
     assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
     conjugate = torch.tensor([1 + 2j]).conj()
     assert same_bits(conjugate, torch.tensor([1 - 2j]))
+
+
+def test_a_sum_in_order_of_squares_of_16_bit_values_drifts_and_is_right() -> None:
+    """The low bits of such squares are biased, so float32 loses a little at every step; one element more or less is far off."""
+    x = torch.randn(4, 4099, generator=torch.Generator().manual_seed(0)).bfloat16()
+    squares = x.float().square()
+    oracle = squares.double().sum(-1)
+    total = torch.zeros(4)
+    for i in range(4099):
+        total += squares[:, i]
+    assert ((total - oracle) / oracle).mean() < -20 * torch.finfo(torch.float32).eps
+    y = squares.sum(-1)
+    assert judge(total, y, oracle, longest=4099).accepted
+    assert not judge(squares[:, :-1].sum(-1) * (1 - 1e-4), y, oracle, longest=4099).accepted

@@ -21,17 +21,18 @@ from tests.inputs import arguments, floating, results  # noqa: E402
 import kdk.jax  # noqa: E402
 from kdk.backends.pallas.compile import device  # noqa: E402
 from kdk.backends.pallas.simulate import to_jax, to_torch  # noqa: E402
+from kdk_bench.numerics import judge  # noqa: E402
 
 NAMES = dir(kdk.jax)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 def close(got: Any, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Both round once to the dtype; float32 sums in another order."""
+    """By the acceptance rule, with the reference for the oracle: it rounds once, or twice where autograd rounds in between."""
     found = to_torch(got)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.float(), expected.detach().float(), rtol=2 * eps, atol=8 * torch.finfo(torch.float32).eps)
+    verdict = judge(found, expected, expected.detach().double(), longest=64)
+    assert verdict.accepted, verdict.reason
 
 
 def static(name: str) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ def test_a_gradient_that_does_not_exist_raises() -> None:
 
 
 def test_an_operator_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AttributeError, match="has no operator 'nothing'; there are rms_norm"):
+    with pytest.raises(AttributeError, match=r"has no operator 'nothing'; there are .*rms_norm"):
         kdk.jax.nothing  # noqa: B018
     monkeypatch.setattr(kdk.jax, "kernel_file", lambda op, language, direction: None if op.name == "rope" else "x")
     with pytest.raises(AttributeError, match="has no Pallas kernel for 'rope'"):
