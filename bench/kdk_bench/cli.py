@@ -51,7 +51,7 @@ def _load(directory: str | None) -> list[str]:
 
     if not directory:
         return []
-    from kdk_bench.generate import cases_of
+    from kdk_bench.declared_cases import cases_of
 
     own = [operator.op for operator in load_directory(directory)]
     for op in own:

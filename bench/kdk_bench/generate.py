@@ -6,7 +6,6 @@ A `Problem` says what the arguments are; `build` makes them. Nothing here knows 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import math
 import mmap
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 
 from kdk.cases import Case, Cases, Dim
-from kdk.errors import DeclarationError
 from kdk.op import Op
+from kdk_bench.declared_cases import cases_of
 
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1009, 1023, 1024, 1025)
 LONG = (4099, 2053, 1031, 521, 257, 131, 67)
@@ -57,28 +56,6 @@ class Problem:
         sizes = " ".join(f"{letter}={size}" for letter, size in self.sizes.items())
         extra = [f"{k}={v}" for k, v in self.scalars.items()] + [f"{t} {self.layout}" for t in ("inputs",)]
         return f"{self.name}: {sizes}, {', '.join(extra)}, {self.values} values"
-
-
-def cases_of(op: Op) -> Cases:
-    """`CASES` of the operator's folder. Raises DeclarationError where they do not fit the declaration."""
-    try:
-        cases = importlib.import_module(f"{op.package}.cases").CASES
-    except Exception as error:
-        raise _no_cases(op, f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())}", "") from error
-    tokens = [token for text in op.shapes.values() for token in text.split() if not token.isdigit()]
-    letters = {token.strip("*").removesuffix("|1") for token in tokens}
-    if not isinstance(cases, Cases) or set(cases.dims) != letters:
-        got = sorted(cases.dims) if isinstance(cases, Cases) else type(cases).__name__
-        raise _no_cases(op, f"has the letters {got}", f"the declared shapes have {sorted(letters)}")
-    scalars = [name for name in op.arguments if name not in op.tensors]
-    if set(cases.scalars) != set(scalars):
-        raise _no_cases(op, f"has values for {sorted(cases.scalars)}", f"the scalar arguments are {sorted(scalars)}")
-    return cases
-
-
-def _no_cases(op: Op, problem: str, limit: str) -> DeclarationError:
-    way_out = "CASES = kdk.cases.Cases(dims=..., scalars=..., models=...) with every letter and every scalar argument"
-    return DeclarationError("KDK-CASES", f"cases.py of {op.name} {problem}", limit=limit, way_out=way_out)
 
 
 def shape(op: Op, name: str, problem: Problem) -> tuple[int, ...]:

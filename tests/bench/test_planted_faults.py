@@ -12,7 +12,7 @@ import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.op import Op
 from kdk.registry import OPERATORS
 from kdk_bench.check import Row, run_row
-from kdk_bench.generate import cases_of
+from kdk_bench.declared_cases import cases_of
 from kdk_bench.places import place
 
 Kernel = Callable[..., tuple[Tensor | None, ...]]
