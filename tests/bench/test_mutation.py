@@ -24,7 +24,7 @@ def changed(text: str, kind: str, kernel: bool = True) -> set[str]:
     assert isinstance(function, ast.FunctionDef)
     source = Source("m", tree, {"f": function}, {"TILE"})
     found = _changes(Function("m", function, kernel), source)
-    lines = [t.splitlines()[2:] for k, node, t in found if k == kind and "i = arange(0, 8)" in t]
+    lines = [t.splitlines()[2:] for k, _, t in found if k == kind and "i = arange(0, 8)" in t]
     return {" ".join(line.strip() for line in own) for own in lines}
 
 

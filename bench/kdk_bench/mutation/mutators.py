@@ -35,11 +35,9 @@ class Place:
 
     @property
     def in_subscript(self) -> bool:
-        chain = (*self.parents, self.node)
-        pairs = itertools.pairwise(chain)
         return any(
             (isinstance(p, ast.Subscript) and p.slice is child) or (isinstance(p, ast.Call) and called(p) in ("range", "ap"))
-            for p, child in pairs
+            for p, child in itertools.pairwise((*self.parents, self.node))
         )
 
     def positions(self, node: ast.AST) -> bool:
@@ -185,19 +183,10 @@ def wrong_axis(p: Place) -> Replacements:
         yield ast.keyword(n.arg, number(_other_axis(axis)))
     elif isinstance(n, ast.Call) and called(n) in AXIS_FIRST and n.args and (axis := _literal(n.args[0])) is not None:
         yield with_arguments(n, [number(_other_axis(axis)), *n.args[1:]])
-    elif isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple) and any(map(_is_none, n.slice.elts)):
+    elif isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple) and any(is_number(e, None) for e in n.slice.elts):
         yield ast.Subscript(n.value, ast.Tuple(n.slice.elts[::-1], ast.Load()), n.ctx)
-    elif (
-        isinstance(n, ast.Subscript)
-        and isinstance(n.value, ast.Attribute)
-        and n.value.attr == "shape"
-        and (axis := _literal(n.slice)) is not None
-    ):
+    elif isinstance(n, ast.Subscript) and ast.unparse(n.value).endswith(".shape") and (axis := _literal(n.slice)) is not None:
         yield ast.Subscript(n.value, number(_other_axis(axis)), n.ctx)
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _literal(node: ast.AST) -> int | None:
@@ -294,13 +283,8 @@ def wrong_index(p: Place) -> Replacements:
             yield n.right
     elif isinstance(n, ast.Call) and called(n) == "program_id":
         yield binary(n, ast.Mult(), number(0))
-    elif (
-        isinstance(n, ast.Constant)
-        and type(n.value) is int
-        and isinstance(p.parent, ast.Tuple)
-        and any(isinstance(a, ast.Lambda) for a in p.parents)  # a block's index map
-    ):
-        yield number(n.value + 1)
+    elif isinstance(n, ast.Constant) and type(n.value) is int and any(isinstance(a, ast.Lambda) for a in p.parents):
+        yield number(n.value + 1)  # in a block's index map
 
 
 def swapped_operands(p: Place) -> Replacements:
