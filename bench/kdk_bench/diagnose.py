@@ -26,10 +26,12 @@ HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     rereading.moved_input,
     hypotheses.region,
     hypotheses.not_finite,
-    rereading.part_of_input,
-    hypotheses.scaled,
     rereading.rounded_input,
     hypotheses.imprecise,
+    rereading.part_of_input,
+    hypotheses.scaled,
+    hypotheses.misplaced,
+    hypotheses.formula,
 )
 
 

@@ -36,7 +36,7 @@ def changed(text: str, kind: str, kernel: bool = True) -> set[str]:
         ("operator", "y = x - 0", set()),
         ("operator", "y = x * 1", set()),
         ("comparison", "y = x < n", {"y = x <= n"}),
-        ("dropped mask", "y = load(x + i, mask=i < n, other=0.0)", {"y = load(x + i)"}),
+        ("dropped mask", "y = load(x + i, mask=i < n, other=0.0)", {"y = load(x + i)", "y = load(x + i, mask=i < n)"}),
         ("dropped mask", "y = where(i < n, x, 0.0)", {"y = x"}),
         ("wrong axis", "y = sum(x, axis=1)", {"y = sum(x, axis=0)"}),
         ("wrong axis", "y = x[:, None]", {"y = x[None, :]"}),

@@ -132,7 +132,7 @@ AXIS_FIRST = ("program_id", "num_programs", "sum", "mean", "unsqueeze", "squeeze
 
 def constant(p: Place) -> Replacements:
     n = p.node
-    if not isinstance(n, ast.Constant):
+    if not isinstance(n, ast.Constant) or (isinstance(p.parent, ast.keyword) and p.parent.arg == "other"):
         return
     if isinstance(n.value, bool):
         yield number(not n.value)
@@ -170,6 +170,8 @@ def dropped_mask(p: Place) -> Replacements:
     n = p.node
     if isinstance(n, ast.Call) and keyword(n, "mask"):
         yield with_arguments(n, keywords=[k for k in n.keywords if k.arg not in ("mask", "other")])
+        if keyword(n, "other"):  # what stands in for the lanes that are masked off
+            yield with_arguments(n, keywords=[k for k in n.keywords if k.arg != "other"])
     elif isinstance(n, ast.Call) and called(n) == "where" and len(n.args) == 3:
         yield n.args[1]
     elif isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd):
