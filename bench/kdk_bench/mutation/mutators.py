@@ -185,10 +185,14 @@ def wrong_axis(p: Place) -> Replacements:
         yield ast.keyword(n.arg, number(_other_axis(axis)))
     elif isinstance(n, ast.Call) and called(n) in AXIS_FIRST and n.args and (axis := _literal(n.args[0])) is not None:
         yield with_arguments(n, [number(_other_axis(axis)), *n.args[1:]])
-    elif isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple) and any(is_number(e, None) for e in n.slice.elts):
+    elif isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple) and any(map(_is_none, n.slice.elts)):
         yield ast.Subscript(n.value, ast.Tuple(n.slice.elts[::-1], ast.Load()), n.ctx)
     elif isinstance(n, ast.Subscript) and ast.unparse(n.value).endswith(".shape") and (axis := _literal(n.slice)) is not None:
         yield ast.Subscript(n.value, number(_other_axis(axis)), n.ctx)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _literal(node: ast.AST) -> int | None:
