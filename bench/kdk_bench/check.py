@@ -24,7 +24,8 @@ from kdk.registry import OPERATORS
 from kdk.rounding import storing
 from kdk.torch_library import Operator
 from kdk_bench.diagnose import Diagnosis, diagnose, explain
-from kdk_bench.generate import Arguments, Problem, draw, longest, problems
+from kdk_bench.drawing import Arguments, draw
+from kdk_bench.generate import Problem, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
 

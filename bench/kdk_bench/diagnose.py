@@ -1,4 +1,4 @@
-"""Where a refused output is wrong, and what that looks like. On tensors only; the guesses are in `hypotheses`."""
+"""Where a refused output is wrong, and what that looks like. On tensors only; the guesses are in `hypotheses`, `rereading` and `relations`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kdk_bench import hypotheses, rereading
+from kdk_bench import hypotheses, relations, rereading
 from kdk_bench.hypotheses import TILES, Box, Case, Finding, Reference
 from kdk_bench.numerics import errors, unravel
 
@@ -26,10 +26,12 @@ HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     rereading.moved_input,
     hypotheses.region,
     hypotheses.not_finite,
-    rereading.part_of_input,
-    hypotheses.scaled,
     rereading.rounded_input,
     hypotheses.imprecise,
+    rereading.part_of_input,
+    hypotheses.scaled,
+    relations.misplaced,
+    relations.formula,
 )
 
 

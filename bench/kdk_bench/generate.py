@@ -1,6 +1,6 @@
-"""Inputs for an operator, from its declaration: sizes at the edges, awkward layouts, awkward values.
+"""Cases for an operator, from its declaration: sizes at the edges, awkward layouts, awkward values.
 
-A `Problem` says what the arguments are; `build` makes them. Nothing here knows an operator: letters, layouts and values only.
+A `Problem` says what the arguments are; `drawing` makes them. Nothing here knows an operator: letters, layouts and values only.
 """
 
 from __future__ import annotations
@@ -8,14 +8,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import mmap
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from kdk.cases import Case, Cases, Dim
 from kdk.op import Op
@@ -26,7 +22,6 @@ LONG = (4099, 2053, 1031, 521, 257, 131, 67)
 LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles
 QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
 MANY_ELEMENTS = 300_000  # of the one case that is large: more than one block of a kernel that takes megabytes at a time
-LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,8 @@ class Problem:
     """Outputs that no gradient comes back from."""
     ones: tuple[str, ...] = ()
     """Tensors whose "B|1" dimensions are 1."""
+    left_out: tuple[str, ...] = ()
+    """Optional letters, of size 1, whose dimension no tensor has."""
 
     @property
     def elements(self) -> int:
@@ -64,6 +61,8 @@ def shape(op: Op, name: str, problem: Problem) -> tuple[int, ...]:
     for token in op.shapes[name].split():
         if token.startswith("*"):
             result += problem.lead[token[1:]]
+        elif token.removesuffix("|1") in problem.left_out:
+            continue
         elif token.endswith("|1"):
             result.append(1 if name in problem.ones else problem.sizes[token[:-2]])
         else:
@@ -118,15 +117,15 @@ def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, 
     return sizes
 
 
-def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random) -> dict[str, tuple[int, ...]]:
-    """Spread every starred letter over no, one or two dimensions."""
+def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random, fewest: bool = False) -> dict[str, tuple[int, ...]]:
+    """Spread every starred letter over no, one or two dimensions. fewest: over none, where its size is 1."""
     result: dict[str, tuple[int, ...]] = {}
     for token in itertools.chain.from_iterable(text.split() for text in op.shapes.values()):
         if token.startswith("*"):
             n = sizes[token[1:]]
             splits: list[tuple[int, ...]] = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
             if n == 1:
-                splits.append(())
+                splits = [()] if fewest else [*splits, ()]
             result[token[1:]] = rng.choice(splits)
     return result
 
@@ -151,15 +150,15 @@ class Slot:
 
 QUICK = (
     Slot("plain"),
-    Slot("one more than a tile, expanded", (129, 257, 1025), "expanded"),
+    Slot("one more than a tile, expanded", (129,), "expanded"),
     Slot("one less than a tile, far columns", (127, 255, 1023), "far columns"),
     Slot("chunk of a wider tensor", (129, 65, 257), "chunk", mixed=True),
-    Slot("prime, far rows", (131, 67, 1009), "far rows"),
-    Slot("tiny values", (65, 128, 256), "padded", "tiny", mixed=True),
-    Slot("long rows of different scale", LONG, "offset", "scales", reduced=0),
+    Slot("prime, far rows", (131, 67, 1009), "far rows", mixed=True),
+    Slot("tiny values", (1009,), "padded", "tiny"),
+    Slot("long rows of different scale", LONG, "offset", "scales", mixed=True, reduced=0),
     Slot("long reduction, huge values", LONG, "contiguous", "huge", reduced=-1),
     Slot("infinities and NaN", (33, 65, 130), "strided", "special"),
-    Slot("longest reduction, several blocks", LONGEST, mixed=True, reduced=0, many=True),
+    Slot("longest reduction, several blocks", LONGEST, reduced=0, many=True),
     Slot("one element", (1,), counted=False),
     Slot("empty", (0,), counted=False),
 )
@@ -205,8 +204,8 @@ def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, 
     sizes[focus] = edge
     sizes = _parts(sizes, dims, focus, rng)
     for letter in dims:  # leave no output tiny: a few hundred elements make the statistics mean something
-        if letter != focus and _largest(op, fit(sizes, dims)) < 600:
-            sizes[letter] = rng.choice((17, 24, 33))
+        if letter != focus and _largest(op, fit(sizes, dims)) < 2000:
+            sizes[letter] = rng.choice((17, 33))
     if slot.many:
         outermost = next(letter for letter in (*dims, focus) if letter != focus or len(dims) == 1)
         sizes[outermost] = max(1, limit // _largest(op, fit({**sizes, outermost: 1}, dims)))
@@ -235,11 +234,13 @@ def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit:
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
     names = list(op.uses)
     subsets = [tuple(names)] + [tuple(n for n in names if n != left) for left in names if len(names) > 1]
+    left_out = tuple(letter for letter, dim in cases.dims.items() if dim.optional and letter != focus and rng.random() < 0.3)
+    sizes |= dict.fromkeys(left_out, 1)
     one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
     return Problem(
         name=slot.name if turn < len(QUICK) else f"{slot.name} #{turn}",
         sizes=sizes,
-        lead=_lead(op, sizes, rng),
+        lead=_lead(op, sizes, rng, fewest=slot.name == "one element"),
         scalars=scalars,
         mixed=tuple(op.mixed) if slot.mixed else (),
         layout=slot.layout,
@@ -248,6 +249,7 @@ def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit:
         counted=slot.counted and math.prod(sizes.values()) > 1,
         absent=op.outputs[1:] if slot.layout == "padded" else (),
         ones=one_wide if rng.random() < 0.5 else (),
+        left_out=left_out,
     )
 
 
@@ -277,104 +279,3 @@ def _model(op: Op, cases: Cases, case: Case, seed: int) -> Problem:
     return Problem(
         name=case.name, sizes=sizes, lead=_lead(op, sizes, rng), scalars={**usual, **case.scalars}, needs=tuple(op.uses)
     )
-
-
-# ---- tensors ----------------------------------------------------------------------------------------------------------
-
-
-def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
-    """float64 values of a kind, not yet rounded."""
-    x = torch.randn(size, generator=generator, dtype=torch.float64)
-    narrow = dtype == torch.float16
-    rows = (*size[:-1], 1) if size else ()
-    if kind == "scales" and len(size) > 1:
-        span = 1.5 if narrow else 3.0
-        x *= 10.0 ** (torch.rand(rows, generator=generator, dtype=torch.float64) * 2 * span - span)
-    elif kind in ("tiny", "huge"):
-        x *= 2.0 ** ((-6 if narrow else -40) if kind == "tiny" else (6 if narrow else 40))
-    elif kind == "special" and len(size) > 1 and x.numel():
-        hit = torch.rand(rows, generator=generator, dtype=torch.float64) < 0.3  # some rows stay finite
-        where = (torch.rand(size, generator=generator, dtype=torch.float64) < 0.1) & hit
-        pick = torch.randint(0, 3, size, generator=generator)
-        x = torch.where(where, torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)[pick], x)
-    return x
-
-
-def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The values in a layout, and the storage they live in, NaN all around."""
-    if x.dim() == 0 or layout == "contiguous":
-        base = x.contiguous()
-        return base, base
-
-    def wider(last: int) -> Tensor:
-        return torch.full((*x.shape[:-1], last), math.nan, dtype=x.dtype)
-
-    n = x.shape[-1]
-    if layout in ("far rows", "far columns"):
-        return _far(x, layout == "far columns")
-    if layout == "transposed" and x.dim() >= 2:
-        base = x.transpose(-1, -2).contiguous()
-        return base.transpose(-1, -2), base
-    if layout == "strided":
-        base = wider(2 * n + 1)
-        view = base[..., 1 : 2 * n + 1 : 2]
-    elif layout == "chunk":
-        base = wider(2 * n)
-        view = base.chunk(2, -1)[1] if n else base[..., :0]
-    elif layout == "padded":
-        base = wider(n + 5)
-        view = base[..., :n]
-    elif layout == "offset":
-        base = torch.full((x.numel() + 3,), math.nan, dtype=x.dtype)
-        view = base[3:].view(x.shape)
-    elif layout == "expanded" and x.shape[0] > 1:
-        base = x[:1].contiguous()
-        return base.expand(x.shape), base
-    else:
-        base = x.contiguous()
-        return base, base
-    view.copy_(x)
-    return view, base
-
-
-def _far(x: Tensor, columns: bool) -> tuple[Tensor, Tensor]:
-    """The values so far apart that offsets pass 2^31 elements, which arithmetic in int32 cannot reach. columns: transposed.
-
-    The memory between them is reserved and never touched. It is no part of what is watched for writes.
-    """
-    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
-    columns = columns or rows == 1
-    count = n if columns else rows
-    if count < 2 or not x.numel():
-        return x.contiguous(), x.contiguous()
-    step = max(2**31 // (count - 1) + 1, x.numel() // count)
-    lead = torch.empty(x.shape[:-1], device="meta").stride()
-    strides = (*lead, step) if columns else (*(step * stride for stride in lead), 1)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = torch.frombuffer(mmap.mmap(-1, span * x.itemsize, flags=flags), dtype=torch.uint8)
-    view = memory.view(x.dtype).as_strided(x.shape, strides)
-    view.copy_(x)
-    return view, view
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """Tensors by name, and the storages behind them (to see whether a kernel wrote to them)."""
-
-    tensors: Mapping[str, Tensor]
-    storages: tuple[Tensor, ...]
-
-
-def draw(op: Op, names: tuple[str, ...], problem: Problem, dtype: torch.dtype, seed: int, *, prefix: str = "") -> Arguments:
-    """Tensors called `names`, each with its declared shape. Every name has random numbers of its own."""
-    tensors, storages = {}, []
-    for name in names:
-        number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
-        generator = torch.Generator().manual_seed(number)
-        own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else dtype
-        kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
-        values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
-        tensors[name], base = _place(values, problem.layout)
-        storages.append(base)
-    return Arguments(tensors, tuple(storages))

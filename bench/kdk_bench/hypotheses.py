@@ -26,6 +26,8 @@ CAUSES = (
     "not finite",
     "wrong scale",
     "off by one",
+    "wrong index",
+    "wrong formula",
     "unknown",
 )
 # Tiles to look for when the caller does not know those of the kernel, the largest first.
@@ -248,6 +250,8 @@ def not_finite(case: Case) -> Finding | None:
     if not bad.numel():
         return None
     nans = int(torch.isnan(bad).sum())
+    if case.wrong.all() and nans == case.k.numel():
+        return "skipped tile", "every value is NaN: as if nothing was written"
     return "not finite", f"{nans} NaN and {bad.numel() - nans} infinite values that should not be there"
 
 
@@ -281,30 +285,41 @@ def scaled(case: Case) -> Finding | None:
         low, high = float(factor.nan_to_num(1).min()), float(factor.nan_to_num(1).max())
         if low <= 0:
             continue  # no reduction gone wrong changes signs
+        if low < 1 < high and max(high - 1, 1 - low) < 2.0**-8:
+            return "missing cast", f"each slice along axis {axis} by a factor near 1, as if that were rounded to bfloat16"
         # Whatever lies beyond the end adds to a normaliser that is divided by; what is lost is missing there.
         if high <= 1 and k.shape[axis] & (k.shape[axis] - 1):
             return "unmasked tail", f"each slice along axis {axis} is too small, by {low:.6g} to {high:.6g}"
         return "lost accumulation", f"each slice along axis {axis} by its own factor, {low:.6g} to {high:.6g}"
     if by_one_number:
-        return "wrong scale", f"the output is {overall:.7g} times the expected one{_named_factor(overall, case)}"
+        named = _named_factor(overall, case)
+        if not named and 2.0**-13 < abs(overall - 1) < 2.0**-8:
+            return "missing cast", f"the output is {overall:.7g} times the expected one, as by one factor rounded to bfloat16"
+        return "wrong scale", f"the output is {overall:.7g} times the expected one{named}"
     if k.dim() > 1 and (product := _separable(case)) is not None and case.explains(product):
         return "wrong axis", "output / expected is a factor per row times a factor per column"
     return None
 
 
 def imprecise(case: Case) -> Finding | None:
-    """Errors everywhere, unbiased, as large as one rounding to a narrower dtype."""
+    """Errors everywhere, unbiased, as large as one rounding to a narrower dtype, or as a few to the output's own."""
     usable = torch.isfinite(case.k) & torch.isfinite(case.o) & (case.o != 0)
     relative = ((case.k - case.o) / case.o)[usable]
-    if relative.numel() < 8 or case.wrong.double().mean() < 0.1:
+    if relative.numel() < 8 or not case.output.is_floating_point():
         return None
     size = float(relative.abs().median())
-    options = NARROWER.get(case.output.dtype, {}) if size > 0 else {}
+    if size == 0 or abs(float(relative.sign().mean())) >= 0.3:
+        return None
+    own = torch.finfo(case.output.dtype).eps
+    if case.output.dtype.itemsize <= 2 and size < own and (relative.abs() < 6 * own).double().mean() > 0.95:
+        name = str(case.output.dtype).removeprefix("torch.")
+        return "missing cast", f"the errors are those of several roundings to {name}: intermediate values were rounded"
+    if case.wrong.double().mean() < 0.1:
+        return None
+    options = NARROWER.get(case.output.dtype, {})
     for name, bits in sorted(options.items(), key=lambda option: abs(math.log(size / (0.17 * 2.0 ** (1 - option[1]))))):
         eps = 2.0 ** (1 - bits)
-        ordinary = (relative.abs() < 4 * eps).double().mean() > 0.95
-        unbiased = abs(float(relative.sign().mean())) < 0.3
-        if 0.05 * eps < size < 0.7 * eps and ordinary and unbiased:
+        if 0.05 * eps < size < 0.7 * eps and (relative.abs() < 4 * eps).double().mean() > 0.95:
             return "missing cast", f"the errors are as large as a rounding to the {bits}-bit significand of {name}"
     return None
 

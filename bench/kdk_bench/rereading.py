@@ -82,11 +82,13 @@ def part_of_input(case: Case) -> Finding | None:
 
 
 def rounded_input(case: Case) -> Finding | None:
-    for name, bits in NARROWER.get(case.output.dtype, {}).items():
-        changed = {n: _round(t, bits) for n, t in case.inputs.items() if t.is_floating_point()}
-        h = _oracle(case, changed)
-        if h is not None and case.explains(h):
-            return "missing cast", f"the output is that of inputs rounded to the {bits}-bit significand of {name}"
+    """All inputs, or one of them, went through a narrower dtype."""
+    floating = [name for name, t in case.inputs.items() if t.is_floating_point()]
+    for dtype, bits in NARROWER.get(case.output.dtype, {}).items():
+        for names in [floating, *([name] for name in floating if len(floating) > 1)]:
+            h = _oracle(case, {name: _round(case.inputs[name], bits) for name in names})
+            if h is not None and case.explains(h):
+                return "missing cast", f"the output is that of {', '.join(names)} rounded to the {bits}-bit significand of {dtype}"
     return None
 
 

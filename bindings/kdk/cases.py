@@ -13,11 +13,13 @@ class Dim:
 
     multiple: the size is a multiple of this number, or of another letter's size (its name).
     at_most: another letter's name. minimum: the smallest size that means anything.
+    optional: every tensor may lack this dimension (a batch).
     """
 
     multiple: int | str = 1
     at_most: str = ""
     minimum: int = 0
+    optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from kdk_bench.mutation.explained import EXPLAINED
 from kdk_bench.mutation.mutants import all_mutants, sample
-from kdk_bench.mutation.report import problems, show
+from kdk_bench.mutation.report import is_right, problems, show
 from kdk_bench.mutation.trial import Trial, original
 from kdk_bench.mutation.units import units
 from kdk_bench.mutation.workers import Work, run
@@ -44,6 +45,8 @@ def main(
         works.append(Work(unit, original(unit), sample(mutants, seed), count))
 
     def progress(work: Work, trial: Trial) -> None:
+        if not trial.kill and work.trials and (mutant := work.trials[-1][0]).key not in EXPLAINED:
+            console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
         if work.finished():
             killed = sum(t.kill not in ("", "stillborn") for _, t in work.trials)
             seconds = time.monotonic() - begin
@@ -63,7 +66,7 @@ def main(
 def _write(path: Path, works: list[Work]) -> None:
     rows = [
         {"key": m.key, "class": m.kind, "line": m.line, "kill": t.kill, "step": t.step, "reason": t.reason}
-        | {"cause": t.cause, "details": t.details, "seconds": round(t.seconds, 2)}
+        | {"cause": t.cause, "right": is_right(m, t.cause), "details": t.details, "seconds": round(t.seconds, 2)}
         for work in works
         for m, t in work.trials
     ]

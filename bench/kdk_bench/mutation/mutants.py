@@ -44,6 +44,7 @@ class Mutant:
     after: str
     number: int  # among mutants of the unit that read alike
     source: str
+    addressing: bool = False  # it changes where a kernel reads or writes, not what it computes
 
     @property
     def key(self) -> str:
@@ -65,7 +66,7 @@ def all_mutants(unit: Unit) -> list[Mutant]:
         source = reach.sources[function.module]
         original = ast.unparse(source.tree)
         seen.add(original)
-        for kind, node, text in _changes(function, source):
+        for kind, place, text in _changes(function, source):
             if text in seen or not _compiles(text):
                 continue
             seen.add(text)
@@ -73,7 +74,8 @@ def all_mutants(unit: Unit) -> list[Mutant]:
             name = function.node.name
             number = counts[name, before, after]
             counts[name, before, after] += 1
-            found.append(Mutant(unit, kind, function.module, name, getattr(node, "lineno", 0), before, after, number, text))
+            line, addressing = getattr(place.node, "lineno", 0), place.is_index or not place.kernel
+            found.append(Mutant(unit, kind, function.module, name, line, before, after, number, text, addressing))
     return found
 
 
@@ -105,8 +107,8 @@ def _difference(original: str, text: str) -> tuple[str, str]:
     return "", ""
 
 
-def _changes(function: Function, source: Source) -> Iterator[tuple[str, ast.AST, str]]:
-    """(class, node, the file's text with one node replaced), for every place of a function."""
+def _changes(function: Function, source: Source) -> Iterator[tuple[str, Place, str]]:
+    """(class, place, the file's text with one node replaced), for every place of a function."""
     for place, (holder, name, at) in _places(function, source):
         for kind, mutator in CLASSES.items():
             for replacement in mutator(place):
@@ -115,7 +117,7 @@ def _changes(function: Function, source: Source) -> Iterator[tuple[str, ast.AST,
                     text = ast.unparse(source.tree)
                 finally:
                     _set(holder, name, at, place.node)
-                yield kind, place.node, text
+                yield kind, place, text
 
 
 def _set(holder: ast.AST, name: str, at: int | None, node: ast.AST) -> None:
@@ -137,6 +139,9 @@ def _places(function: Function, source: Source) -> Iterator[tuple[Place, Slot]]:
     def visit(holder: ast.AST, parents: tuple[ast.AST, ...], loops: dict[str, ast.expr]) -> Iterator[tuple[Place, Slot]]:
         for name, at, child in _children(holder):
             if _cannot_change_a_result(child, function.kernel, source.constants):
+                continue
+            chooses = name == "test" and isinstance(holder, ast.If | ast.IfExp) and not function.kernel
+            if chooses and _is_tuning(child, source.constants):
                 continue
             yield Place(child, (*parents, holder), function.kernel, names, loops, parameters), (holder, name, at)
             yield from visit(child, (*parents, holder), {**loops, **_loop(child)})
@@ -182,20 +187,24 @@ def _index_names(function: ast.FunctionDef) -> set[str]:
 
 
 def _cannot_change_a_result(node: ast.AST, kernel: bool, constants: set[str]) -> bool:
-    """Docstrings, errors, launch options; and on the host what chooses the size of tiles, for any of which a kernel is right.
-
-    A choice of tiles shows by what it is made from: the file's own constants (widths, budgets), bytes per element, clamps.
-    """
+    """Docstrings, errors, launch options; and on the host the choice of tiles, for any of which a kernel is right."""
     if isinstance(node, ast.Raise | ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return True
     if isinstance(node, ast.keyword) and node.arg in LAUNCH_OPTIONS:
         return True
     if kernel or not isinstance(node, ast.Assign | ast.AnnAssign | ast.Return):
         return False
+    launch = any(isinstance(n, ast.keyword) and n.arg in LAUNCH_OPTIONS for n in ast.walk(node))
+    return not launch and _is_tuning(node, constants)
+
+
+def _is_tuning(node: ast.AST, constants: set[str]) -> bool:
+    """A choice of tiles shows by what it is made from: the file's own constants (widths, budgets), bytes, clamps."""
     for n in ast.walk(node):
-        if isinstance(n, ast.keyword) and n.arg in LAUNCH_OPTIONS:
-            return False  # a launch
-    tuned = any(isinstance(n, ast.Name) and n.id in constants for n in ast.walk(node))
-    bytes_counted = any(isinstance(n, ast.Attribute) and n.attr == "itemsize" for n in ast.walk(node))
-    clamped = any(isinstance(n, ast.Call) and called(n) in ("min", "max") for n in ast.walk(node))
-    return tuned or bytes_counted or clamped
+        if isinstance(n, ast.Name) and n.id in constants:
+            return True
+        if isinstance(n, ast.Attribute) and n.attr == "itemsize":
+            return True
+        if isinstance(n, ast.Call) and called(n) in ("min", "max"):
+            return True
+    return False

@@ -35,11 +35,9 @@ class Place:
 
     @property
     def in_subscript(self) -> bool:
-        chain = (*self.parents, self.node)
-        pairs = itertools.pairwise(chain)
         return any(
             (isinstance(p, ast.Subscript) and p.slice is child) or (isinstance(p, ast.Call) and called(p) in ("range", "ap"))
-            for p, child in pairs
+            for p, child in itertools.pairwise((*self.parents, self.node))
         )
 
     def positions(self, node: ast.AST) -> bool:
@@ -134,7 +132,7 @@ AXIS_FIRST = ("program_id", "num_programs", "sum", "mean", "unsqueeze", "squeeze
 
 def constant(p: Place) -> Replacements:
     n = p.node
-    if not isinstance(n, ast.Constant):
+    if not isinstance(n, ast.Constant) or (isinstance(p.parent, ast.keyword) and p.parent.arg == "other"):
         return
     if isinstance(n.value, bool):
         yield number(not n.value)
@@ -172,6 +170,8 @@ def dropped_mask(p: Place) -> Replacements:
     n = p.node
     if isinstance(n, ast.Call) and keyword(n, "mask"):
         yield with_arguments(n, keywords=[k for k in n.keywords if k.arg not in ("mask", "other")])
+        if keyword(n, "other"):  # what stands in for the lanes that are masked off
+            yield with_arguments(n, keywords=[k for k in n.keywords if k.arg != "other"])
     elif isinstance(n, ast.Call) and called(n) == "where" and len(n.args) == 3:
         yield n.args[1]
     elif isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd):
@@ -187,12 +187,7 @@ def wrong_axis(p: Place) -> Replacements:
         yield with_arguments(n, [number(_other_axis(axis)), *n.args[1:]])
     elif isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Tuple) and any(map(_is_none, n.slice.elts)):
         yield ast.Subscript(n.value, ast.Tuple(n.slice.elts[::-1], ast.Load()), n.ctx)
-    elif (
-        isinstance(n, ast.Subscript)
-        and isinstance(n.value, ast.Attribute)
-        and n.value.attr == "shape"
-        and (axis := _literal(n.slice)) is not None
-    ):
+    elif isinstance(n, ast.Subscript) and ast.unparse(n.value).endswith(".shape") and (axis := _literal(n.slice)) is not None:
         yield ast.Subscript(n.value, number(_other_axis(axis)), n.ctx)
 
 
@@ -294,13 +289,8 @@ def wrong_index(p: Place) -> Replacements:
             yield n.right
     elif isinstance(n, ast.Call) and called(n) == "program_id":
         yield binary(n, ast.Mult(), number(0))
-    elif (
-        isinstance(n, ast.Constant)
-        and type(n.value) is int
-        and isinstance(p.parent, ast.Tuple)
-        and any(isinstance(a, ast.Lambda) for a in p.parents)  # a block's index map
-    ):
-        yield number(n.value + 1)
+    elif isinstance(n, ast.Constant) and type(n.value) is int and any(isinstance(a, ast.Lambda) for a in p.parents):
+        yield number(n.value + 1)  # in a block's index map
 
 
 def swapped_operands(p: Place) -> Replacements:

@@ -18,8 +18,8 @@ LEAST_PER_KERNEL = 0.90  # of an operator in a language, both directions togethe
 MOST_EXPLAINED = 0.05
 LEAST_DIAGNOSED = 0.60
 
-# The causes that name a class of faults. Several where one fault looks different by where it is planted: an index one too
-# high at a tile's end shows as a shift, as a tail or as a term that a sum lost.
+# The causes that name a class of faults. Several where one fault looks different by where it is planted: a bound one too low
+# shows as a shift, as a tail, or as a term that a sum lost.
 CAUSES: dict[str, tuple[str, ...]] = {
     "constant": ("wrong scale", "wrong formula"),
     "operator": ("wrong scale", "wrong formula"),
@@ -30,12 +30,14 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "missing cast": ("missing cast",),
     "lost accumulation": ("lost accumulation",),
     "stale tile": ("stale buffer", "skipped tile", "lost accumulation"),
-    "wrong stride": ("ignored stride", "wrong axis"),
-    "wrong index": ("ignored stride", "off by one", "stale buffer", "skipped tile"),
-    "swapped operands": ("swapped operands",),
+    "wrong stride": ("ignored stride",),
+    "wrong index": ("off by one", "stale buffer"),
+    "swapped operands": ("swapped operands", "wrong formula"),
     "skipped last tile": ("skipped tile", "lost accumulation"),
     "missing residual term": ("wrong formula", "wrong scale"),
 }
+# Any class, planted in the arithmetic of positions: the values come from, or go to, the wrong place.
+MISPLACED = ("wrong index", "ignored stride")
 
 
 class Totals:
@@ -60,16 +62,13 @@ class Totals:
 
 
 def show(works: list[Work], console: Console) -> None:
-    """The table, the survivors and how well the diagnosis did."""
+    """The table, and how well the diagnosis did."""
     table = Table("operator", "direction", "language", "mutants", "numerics", "sanitizer", "crash", "explained", "survived", "killed")
     for work in works:
         table.add_row(work.unit.op, work.unit.direction, work.unit.language, *Totals(work.trials).cells())
     table.add_section()
     table.add_row("all", "", "", *Totals(_all(works)).cells())
     console.print(table)
-    for work in works:
-        for mutant in Totals(work.trials).survivors:
-            console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
     right, total = diagnosed(_all(works))
     if total:
         console.print(f"the first guess names the planted class for {right} of {total} mutants killed by numerics, {right / total:.1%}")
@@ -81,8 +80,13 @@ def _all(works: list[Work]) -> list[tuple[Mutant, Trial]]:
 
 def diagnosed(trials: Iterable[tuple[Mutant, Trial]]) -> tuple[int, int]:
     """Of the mutants that wrong values killed: how many the first guess explains, and how many there are."""
-    guesses = [(m.kind, t.cause) for m, t in trials if t.kill == "numerics" and t.cause]
-    return sum(cause in CAUSES[kind] for kind, cause in guesses), len(guesses)
+    guesses = [(m, t.cause) for m, t in trials if t.kill == "numerics" and t.cause]
+    return sum(is_right(m, cause) for m, cause in guesses), len(guesses)
+
+
+def is_right(mutant: Mutant, cause: str) -> bool:
+    """Whether a cause names what was planted."""
+    return cause in CAUSES[mutant.kind] or (mutant.addressing and cause in MISPLACED)
 
 
 def problems(works: list[Work], candidates: set[str]) -> list[str]:

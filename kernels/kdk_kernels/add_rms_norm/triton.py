@@ -30,26 +30,24 @@ def _forward(
         values = total.to(tl.float32)
         square = tl.sum(values * values, axis=1, keep_dims=True)
         scale = 1.0 / tl.sqrt_rn(square / H + eps)
-        w = tl.load(weight + columns * w_col, mask=columns < H, other=0.0).to(tl.float32) + offset
+        w = tl.load(weight + columns * w_col, mask=columns < H).to(tl.float32) + offset
         tl.store(y + rows * H + columns, (values * scale * w).to(y.dtype.element_ty), mask=mask)
-    else:
+    else:  # a row for each program
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, H, BLOCK):
             c = start + columns
-            mask = (rows < N) & (c < H)
-            total = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, mask)
-            tl.store(new_residual + rows * H + c, total, mask=mask)
+            total = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H)
+            tl.store(new_residual + rows * H + c, total, mask=c < H)
             values = total.to(tl.float32)
             sums += values * values
         square = tl.sum(sums, axis=1, keep_dims=True)
         scale = 1.0 / tl.sqrt_rn(square / H + eps)
         for start in range(0, H, BLOCK):
             c = start + columns
-            mask = (rows < N) & (c < H)
             # Added again: threads do not see what others have just written without a barrier.
-            values = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, mask).to(tl.float32)
-            w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
-            tl.store(y + rows * H + c, (values * scale * w).to(y.dtype.element_ty), mask=mask)
+            values = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H).to(tl.float32)
+            w = tl.load(weight + c * w_col, mask=c < H).to(tl.float32) + offset
+            tl.store(y + rows * H + c, (values * scale * w).to(y.dtype.element_ty), mask=c < H)
     tl.store(rstd + rows, scale, mask=rows < N)
 
 

@@ -21,22 +21,21 @@ def _forward(
         values = tl.load(x + rows * x_row + columns * x_col, mask=mask, other=0.0).to(tl.float32)
         square = tl.sum(values * values, axis=1, keep_dims=True)
         scale = 1.0 / tl.sqrt_rn(square / H + eps)
-        w = tl.load(weight + columns * w_col, mask=columns < H, other=0.0).to(tl.float32) + offset
+        w = tl.load(weight + columns * w_col, mask=columns < H).to(tl.float32) + offset
         tl.store(y + rows * H + columns, (values * scale * w).to(y.dtype.element_ty), mask=mask)
-    else:
+    else:  # a row for each program
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, H, BLOCK):
             c = start + columns
-            values = tl.load(x + rows * x_row + c * x_col, mask=(rows < N) & (c < H), other=0.0).to(tl.float32)
+            values = tl.load(x + rows * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
             sums += values * values
         square = tl.sum(sums, axis=1, keep_dims=True)
         scale = 1.0 / tl.sqrt_rn(square / H + eps)
         for start in range(0, H, BLOCK):
             c = start + columns
-            mask = (rows < N) & (c < H)
-            values = tl.load(x + rows * x_row + c * x_col, mask=mask, other=0.0).to(tl.float32)
-            w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
-            tl.store(y + rows * H + c, (values * scale * w).to(y.dtype.element_ty), mask=mask)
+            values = tl.load(x + rows * x_row + c * x_col, mask=c < H).to(tl.float32)
+            w = tl.load(weight + c * w_col, mask=c < H).to(tl.float32) + offset
+            tl.store(y + rows * H + c, (values * scale * w).to(y.dtype.element_ty), mask=c < H)
     tl.store(rstd + rows, scale, mask=rows < N)
 
 

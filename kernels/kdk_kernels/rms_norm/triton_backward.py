@@ -39,7 +39,7 @@ def _whole_rows(
         mean = tl.sum(gw * n, axis=1, keep_dims=True) / H
         d = (gw - n * mean) * scale
         if MORE:
-            d += tl.load(more + rows * m_row + columns * m_col, mask=mask, other=0.0).to(tl.float32)
+            d += tl.load(more + rows * m_row + columns * m_col, mask=mask).to(tl.float32)
         tl.store(dx + rows * H + columns, d.to(dx.dtype.element_ty), mask=mask)
         if COPY:
             tl.store(dx_copy + rows * H + columns, d.to(dx.dtype.element_ty), mask=mask)
@@ -67,12 +67,12 @@ def _long_rows(
     mean = tl.sum(sums, axis=0) / H
     for start in range(0, H, BLOCK):
         c = start + columns
-        g = tl.load(grad + row * g_row + c * g_col, mask=c < H, other=0.0).to(tl.float32)
-        values = tl.load(x + row * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
-        w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
+        g = tl.load(grad + row * g_row + c * g_col, mask=c < H).to(tl.float32)
+        values = tl.load(x + row * x_row + c * x_col, mask=c < H).to(tl.float32)
+        w = tl.load(weight + c * w_col, mask=c < H).to(tl.float32) + offset
         d = (g * w - values * scale * mean) * scale
         if MORE:
-            d += tl.load(more + row * m_row + c * m_col, mask=c < H, other=0.0).to(tl.float32)
+            d += tl.load(more + row * m_row + c * m_col, mask=c < H).to(tl.float32)
         tl.store(dx + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)
         if COPY:
             tl.store(dx_copy + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)

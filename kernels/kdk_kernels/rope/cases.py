@@ -5,7 +5,7 @@ from kdk.cases import Case, Cases, Dim
 CASES = Cases(
     dims={
         "S": Dim(),
-        "B": Dim(),
+        "B": Dim(optional=True),
         "Hq": Dim(),
         "Hk": Dim(),
         "R": Dim(multiple=2, at_most="D"),

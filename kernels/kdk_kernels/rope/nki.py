@@ -105,7 +105,7 @@ def lines(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
     sequence_stride, token_stride, head_stride, _ = x.stride()
     if tokens == 1:
         tokens, token_stride = batch, sequence_stride
-    elif batch == 1 or sequence_stride == tokens * token_stride:
+    elif sequence_stride == tokens * token_stride:
         tokens = batch * tokens
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
     return x.as_strided((span,), (1,)), (tokens, sequence_stride, token_stride, head_stride)

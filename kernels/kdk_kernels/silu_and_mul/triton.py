@@ -31,8 +31,8 @@ def silu_and_mul_kernel(
     column = column_block * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
     inside = (row < rows) & (column < columns)
 
-    gate = tl.load(gate_ptr + row * gate_row_stride + column * gate_column_stride, mask=inside, other=0.0)
-    up = tl.load(up_ptr + row * up_row_stride + column * up_column_stride, mask=inside, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_row_stride + column * gate_column_stride, mask=inside)
+    up = tl.load(up_ptr + row * up_row_stride + column * up_column_stride, mask=inside)
     gate = gate.to(tl.float32)
     y = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
     tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -39,13 +39,13 @@ def silu_and_mul_backward_kernel(
     inside = (row < rows) & (column < columns)
     at = row * columns + column
 
-    grad = tl.load(grad_ptr + row * grad_row_stride + column * grad_column_stride, mask=inside, other=0.0)
-    gate = tl.load(gate_ptr + row * gate_row_stride + column * gate_column_stride, mask=inside, other=0.0)
+    grad = tl.load(grad_ptr + row * grad_row_stride + column * grad_column_stride, mask=inside)
+    gate = tl.load(gate_ptr + row * gate_row_stride + column * gate_column_stride, mask=inside)
     grad = grad.to(tl.float32)
     gate = gate.to(tl.float32)
     sigmoid = 1.0 / (1.0 + tl.exp(-gate))
     if NEEDS_GATE:
-        up = tl.load(up_ptr + row * up_row_stride + column * up_column_stride, mask=inside, other=0.0)
+        up = tl.load(up_ptr + row * up_row_stride + column * up_column_stride, mask=inside)
         # 1 - sigmoid would lose the small values that gate multiplies.
         slope = sigmoid * (1.0 + gate / (1.0 + tl.exp(gate)))
         grad_gate = grad * up.to(tl.float32) * slope

@@ -1,0 +1,115 @@
+"""The tensors of a case: awkward values in awkward layouts. Nothing here knows an operator."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kdk.op import Op
+from kdk_bench.generate import Problem, shape
+
+LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
+
+
+def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
+    """float64 values of a kind, not yet rounded."""
+    x = torch.randn(size, generator=generator, dtype=torch.float64)
+    narrow = dtype == torch.float16
+    rows = (*size[:-1], 1) if size else ()
+    if kind == "scales" and len(size) > 1:
+        span = 1.5 if narrow else 3.0
+        x *= 10.0 ** (torch.rand(rows, generator=generator, dtype=torch.float64) * 2 * span - span)
+    elif kind in ("tiny", "huge"):
+        x *= 2.0 ** ((-6 if narrow else -40) if kind == "tiny" else (6 if narrow else 40))
+    elif kind == "special" and len(size) > 1 and x.numel():
+        hit = torch.rand(rows, generator=generator, dtype=torch.float64) < 0.3  # some rows stay finite
+        where = (torch.rand(size, generator=generator, dtype=torch.float64) < 0.1) & hit
+        pick = torch.randint(0, 3, size, generator=generator)
+        x = torch.where(where, torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64)[pick], x)
+    return x
+
+
+def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The values in a layout, and the storage they live in, NaN all around."""
+    if x.dim() == 0 or layout == "contiguous":
+        base = x.contiguous()
+        return base, base
+
+    def wider(last: int) -> Tensor:
+        return torch.full((*x.shape[:-1], last), math.nan, dtype=x.dtype)
+
+    n = x.shape[-1]
+    if layout in ("far rows", "far columns"):
+        return _far(x, layout == "far columns")
+    if layout == "transposed" and x.dim() >= 2:
+        base = x.transpose(-1, -2).contiguous()
+        return base.transpose(-1, -2), base
+    if layout == "strided":
+        base = wider(2 * n + 1)
+        view = base[..., 1 : 2 * n + 1 : 2]
+    elif layout == "chunk":
+        base = wider(2 * n)
+        view = base.chunk(2, -1)[1] if n else base[..., :0]
+    elif layout == "padded":  # a window in every dimension
+        base = torch.full((*(d + 1 for d in x.shape[:-1]), n + 5), math.nan, dtype=x.dtype)
+        view = base[(*(slice(1, None) for _ in x.shape[:-1]), slice(n))]
+    elif layout == "offset":
+        base = torch.full((x.numel() + 3,), math.nan, dtype=x.dtype)
+        view = base[3:].view(x.shape)
+    elif layout == "expanded" and x.shape[0] > 1:
+        base = x[:1].contiguous()
+        return base.expand(x.shape), base
+    else:
+        base = x.contiguous()
+        return base, base
+    view.copy_(x)
+    return view, base
+
+
+def _far(x: Tensor, columns: bool) -> tuple[Tensor, Tensor]:
+    """The values so far apart that offsets pass 2^31 elements, which arithmetic in int32 cannot reach. columns: transposed.
+
+    The memory between them is reserved and never touched. It is no part of what is watched for writes.
+    """
+    rows, n = math.prod(x.shape[:-1]), x.shape[-1]
+    columns = columns or rows == 1
+    count = n if columns else rows
+    if count < 2 or not x.numel():
+        return x.contiguous(), x.contiguous()
+    step = max(2**31 // (count - 1) + 1, x.numel() // count)
+    lead = torch.empty(x.shape[:-1], device="meta").stride()
+    strides = (*lead, step) if columns else (*(step * stride for stride in lead), 1)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = torch.frombuffer(mmap.mmap(-1, span * x.itemsize, flags=flags), dtype=torch.uint8)
+    view = memory.view(x.dtype).as_strided(x.shape, strides)
+    view.copy_(x)
+    return view, view
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tensors by name, and the storages behind them (to see whether a kernel wrote to them)."""
+
+    tensors: Mapping[str, Tensor]
+    storages: tuple[Tensor, ...]
+
+
+def draw(op: Op, names: tuple[str, ...], problem: Problem, dtype: torch.dtype, seed: int, *, prefix: str = "") -> Arguments:
+    """Tensors called `names`, each with its declared shape. Every name has random numbers of its own."""
+    tensors, storages = {}, []
+    for name in names:
+        number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
+        generator = torch.Generator().manual_seed(number)
+        own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else dtype
+        kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
+        values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
+        tensors[name], base = _place(values, problem.layout)
+        storages.append(base)
+    return Arguments(tensors, tuple(storages))
