@@ -44,6 +44,11 @@ class RefusedError(KdkError, RuntimeError):
     """Under strict: an implementation refused a call, and moving on to the next one was forbidden."""
 
 
+class ShardingError(RefusedError, NotImplementedError):
+    """Under strict: a DTensor is sharded where the operator needs it whole. (Of all errors that are raised in a rule, DTensor
+    hands on a NotImplementedError as it is, and makes a RuntimeError of the others.)"""
+
+
 class GradientError(KdkError, RuntimeError):
     """A derivative that the operator does not have: of a backward, or for an argument that is not differentiable."""
 

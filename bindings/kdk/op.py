@@ -38,6 +38,9 @@ class Op:
     """Differentiable input -> the inputs, outputs and saved tensors that its gradient reads."""
     longest: Mapping[str, str] = field(default_factory=dict)
     """Output, saved tensor, or gradient ("grad x") -> letters whose product is the longest sum behind one element."""
+    independent: tuple[str, ...] = ()
+    """Letters along which the operator falls into independent parts: on a part of every tensor that has the letter, and all of
+    the others, it gives that part of the results that have it. Rows of a norm, not its columns. DTensor shards along these."""
     flops: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     """"forward" and "backward" -> floating-point operations, from the letters' sizes by keyword."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
@@ -67,6 +70,7 @@ class Op:
                     problem = f"`uses` says that the gradient of {name!r} reads {read!r}"
                     raise self._error(problem, f"its tensors are {', '.join(tensors)}")
         self._check_signatures(known)
+        self._check_independent()
         if (self.backward is None) != (not self.uses):
             raise self._error("`backward` and `uses` go together", "declare both or neither")
         for name in self.longest:
@@ -88,6 +92,18 @@ class Op:
         if any(name in known for name in gradients) or any(name not in known for name in reads) or parameters[-1:] != ["needs"]:
             limit = "one gradient per output, then inputs, outputs and saved tensors by name, then `needs`"
             raise self._error(f"its backward takes ({', '.join(parameters)})", limit)
+
+    def _check_independent(self) -> None:
+        texts = {name: [t.removeprefix("*").partition("|")[0] for t in text.split()] for name, text in self.shapes.items()}
+        for letter in self.independent:
+            if not any(letter in texts[name] for name in self.tensors) or not any(letter in texts[name] for name in self.outputs):
+                raise self._error(f"`independent` names {letter!r}", "letters that an argument and an output have")
+            for name in (*self.outputs, *self.saved):
+                if letter in self.longest.get(name, "").split():
+                    raise self._error(f"`independent` names {letter!r}", f"`longest` says that {name!r} sums over it")
+            for name, found in texts.items():
+                if found.count(letter) > 1:
+                    raise self._error(f"`independent` names {letter!r}", f"{name!r} has it twice")
 
     def _error(self, problem: str, limit: str) -> DeclarationError:
         way_out = f"correct `op = Op(...)` in {self.package or 'its folder'}, or its reference"

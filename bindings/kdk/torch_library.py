@@ -30,6 +30,7 @@ from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
 from kdk.recording import Key, tally
 from kdk.selection import current
+from kdk.sharding import follow
 
 NAMESPACE = "kdk"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -57,6 +58,7 @@ def register(op: Op) -> Operator:
         differentiate(op, LIBRARY, operator.forward, operator.backward)
         refuse_to_differentiate(op, LIBRARY, operator.backward, f"the backward of {op.name} cannot be differentiated again")
     operator.call = _front_door(op, operator.forward)
+    follow(op, operator.forward, operator.backward)
     return operator
 
 

@@ -17,6 +17,7 @@ op = Op(
         "weight": ("new_residual", "weight", "rstd"),
     },
     longest={"y": "H", "rstd": "H", "grad x": "H", "grad residual": "H", "grad weight": "N"},
+    independent=("N",),
     flops={"forward": lambda N, H: 5 * N * H, "backward": lambda N, H: 12 * N * H},
     mixed={"weight": "float32"},
     neighbours=("linear",),

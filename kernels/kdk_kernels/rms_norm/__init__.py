@@ -13,6 +13,7 @@ op = Op(
     shapes={"x": "*N H", "weight": "H", "y": "*N H", "rstd": "*N"},
     uses={"x": ("x", "weight", "rstd"), "weight": ("x", "weight", "rstd")},
     longest={"y": "H", "rstd": "H", "grad x": "H", "grad weight": "N"},
+    independent=("N",),
     flops={"forward": lambda N, H: 4 * N * H, "backward": lambda N, H: 11 * N * H},
     mixed={"weight": "float32"},
     fills=("aten::rms_norm", "aten::_fused_rms_norm"),

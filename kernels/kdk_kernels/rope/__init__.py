@@ -18,6 +18,7 @@ op = Op(
         "k_out": "B S Hk D",
     },
     uses={"q": ("cos", "sin"), "k": ("cos", "sin")},
+    independent=("B", "S", "Hq", "Hk"),
     flops={
         "forward": lambda B, S, Hq, Hk, D, R: 3 * B * S * (Hq + Hk) * R,
         "backward": lambda B, S, Hq, Hk, D, R: 3 * B * S * (Hq + Hk) * R,

@@ -11,6 +11,7 @@ op = Op(
     outputs=("y",),
     shapes={"gate": "*N H", "up": "*N H", "y": "*N H"},
     uses={"gate": ("gate", "up"), "up": ("gate",)},
+    independent=("N", "H"),
     flops={"forward": lambda N, H: 5 * N * H, "backward": lambda N, H: 13 * N * H},
     neighbours=("linear",),
 )

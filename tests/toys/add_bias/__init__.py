@@ -8,6 +8,7 @@ op = Op(
     reference=reference.add_bias,
     backward=reference.add_bias_backward,
     check=reference.check,
+    independent=("N", "H"),
     kind="elementwise",
     outputs=("y",),
     shapes={"x": "N H", "bias": "H", "y": "N H"},

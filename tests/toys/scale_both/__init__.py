@@ -8,6 +8,7 @@ op = Op(
     reference=reference.scale_both,
     backward=reference.scale_both_backward,
     check=reference.check,
+    independent=("N", "H"),
     kind="elementwise",
     outputs=("left", "right"),
     shapes={"a": "N H", "b": "N", "left": "N H", "right": "N"},

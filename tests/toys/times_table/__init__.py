@@ -8,6 +8,7 @@ op = Op(
     reference=reference.times_table,
     backward=reference.times_table_backward,
     check=reference.check,
+    independent=("N", "H"),
     kind="algorithmic",
     outputs=("y",),
     shapes={"x": "N H", "table": "H", "y": "N H"},

@@ -8,6 +8,7 @@ op = Op(
     reference=reference.top_values,
     backward=reference.top_values_backward,
     check=reference.check,
+    independent=("N",),
     kind="algorithmic",
     outputs=("values",),
     saved=("indices",),
