@@ -124,7 +124,7 @@ class Rule:
             places = [_place(dims, split) for dims in have.values()]
             rules.append(
                 (
-                    [Shard(_place(results[n], split)) if out == SHARDED else kinds[out] for n, out in zip(results, outs)],
+                    [Shard(_place(results[n], split) or 0) if out == SHARDED else kinds[out] for n, out in zip(results, outs)],
                     [Replicate() if place is None else Shard(place) for place in places],
                 )
             )
