@@ -154,7 +154,8 @@ def a_wrong_gradient_is_seen(mesh: Any) -> None:
 
 
 def cases(mesh: Any) -> Iterator[Case]:
-    for parallel, patch_first in ((fsdp, True), (fsdp, False), (tensor_parallel, True), (with_dtensors_inside, False), (sequence_parallel, True)):
+    ways = ((fsdp, True), (fsdp, False), (tensor_parallel, True), (with_dtensors_inside, False), (sequence_parallel, True))
+    for parallel, patch_first in ways:
         name = f"{parallel.__name__}, patched {'before' if patch_first else 'after'}"
         yield name, functools.partial(agrees, parallel, patch_first, mesh)
     yield "a wrong gradient is seen", functools.partial(a_wrong_gradient_is_seen, mesh)
