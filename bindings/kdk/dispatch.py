@@ -17,6 +17,7 @@ from torch._C import _is_alias_of  # type: ignore[attr-defined]
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy  # type: ignore[import-not-found]
 
 from kdk.backends import LANGUAGES, Language
+from kdk.checking import checking, tensor_rows
 from kdk.errors import FallbackWarning, RefusedError
 from kdk.op import Op
 from kdk.platforms import platform
@@ -216,27 +217,37 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     defaults = [p.default for p in parameters]
     tensor = next((i for i, p in enumerate(parameters) if p.annotation is Tensor), None)
-    check = op.check if direction == "forward" else None
-    finish = no_nones if direction == "backward" else None
-    plans: dict[tuple[str, torch.device], tuple[list[Candidate], bool]] = {}
+    forward = direction == "forward"
+    check, check_all = op.check, checking(op)
+    others = [(row.place, row.other) for row in tensor_rows(op) if row.place != tensor] if forward else []
+    finish = None if forward else no_nones
+    plans: dict[tuple[str, torch.device, torch.dtype], tuple[list[Candidate], bool]] = {}
 
-    def make_plan(impl: str, device: torch.device) -> tuple[list[Candidate], bool]:
+    def make_plan(impl: str, device: torch.device, dtype: torch.dtype, args: tuple[Any, ...]) -> tuple[list[Candidate], bool]:
+        if forward:  # of the first tensor a plan knows device and dtype: once checked is enough
+            check_all(*args)
         choice = parse(impl)
         candidates = _plan(op, direction, choice, device)
         if captured:
             for candidate in candidates:
                 candidate.key = candidate.key._replace(how="captured")
-        plan = plans[impl, device] = candidates, choice.strict
+        plan = plans[impl, device, dtype] = candidates, choice.strict
         return plan
 
     @untraced
     def run(*args: Any, impl: str = "") -> Any:
         if len(args) < len(defaults):  # the dispatcher drops arguments that equal their default
             args = (*args, *defaults[len(args) :])
-        if check is not None:
+        first = first_tensor(args) if tensor is None else args[tensor]
+        device, dtype = first.device, first.dtype
+        candidates, strict = plans.get((impl, device, dtype)) or make_plan(impl, device, dtype, args)
+        if forward:
+            for i, other in others:
+                t = args[i]
+                if t is not None and (t.device != device or (t.dtype != dtype and t.dtype != other)):
+                    check_all(*args)
+                    break
             check(*args)
-        device = first_tensor(args).device if tensor is None else args[tensor].device
-        candidates, strict = plans.get((impl, device)) or make_plan(impl, device)
         for candidate in candidates:
             refuse = candidate.refuse
             if refuse is None:

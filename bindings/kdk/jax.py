@@ -19,6 +19,7 @@ from kdk import registry
 from kdk.backends.pallas import LANGUAGE
 from kdk.backends.pallas.environment import prepare_libtpu
 from kdk.backends.pallas.launch import missing
+from kdk.checking import checking
 from kdk.dispatch import kernel_file
 from kdk.errors import GradientError, InputError, RefusedError
 from kdk.op import Op
@@ -141,7 +142,7 @@ def _check(op: Op, args: tuple[Any, ...]) -> None:
         elif isinstance(a, jax.Array):
             way_out = "a Python number; in jax.jit name it in static_argnames"
             raise InputError("KDK-JAX-STATIC", f"kdk.jax.{op.name}: {name} is static", value=type(a).__name__, way_out=way_out)
-    op.check(*_described(args))
+    checking(op)(*_described(args))
 
 
 def _target() -> str:

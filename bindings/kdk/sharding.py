@@ -121,11 +121,14 @@ class Rule:
             outs = [self._result(name, results[name], split) if name in needed else SAME for name in self.results]
             if IMPOSSIBLE in outs:
                 continue
-            places = [_place(dims, split) for dims in have.values()]
+
+            def shard(dims: list[Label | None], split: set[Label] = split) -> Any:
+                return next((Shard(i) for i, label in enumerate(dims) if label in split), Replicate())
+
             rules.append(
                 (
-                    [Shard(_place(results[n], split) or 0) if out == SHARDED else kinds[out] for n, out in zip(results, outs)],
-                    [Replicate() if place is None else Shard(place) for place in places],
+                    [kinds.get(out) or shard(results[name]) for name, out in zip(results, outs)],
+                    [shard(dims) for dims in have.values()],
                 )
             )
         return rules
@@ -175,10 +178,6 @@ class Rule:
                     way_out = f"redistribute {name} first, or leave kdk.strict() and DTensor does; kdk.sharding.explain({op.name!r})"
                     raise ShardingError("KDK-SHARDING", what, value=placement, limit=limit, way_out=way_out)
                 warnings.warn(f"{what}, and {reason}: DTensor gathers it before every call", FallbackWarning, stacklevel=2)
-
-
-def _place(dims: list[Label | None], split: set[Label]) -> int | None:
-    return next((i for i, label in enumerate(dims) if label in split), None)
 
 
 def follow(op: Op, forward: Any, backward: Any) -> None:

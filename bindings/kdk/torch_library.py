@@ -25,6 +25,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.capture import open_in_graphs
+from kdk.checking import checking
 from kdk.dispatch import body, contiguous_and_new, no_nones
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
@@ -69,7 +70,7 @@ def _define(op: Op, direction: str) -> Any:
     schema = torch.library.infer_schema(resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
     LIBRARY.define(f"{name}{schema}", tags=TAGS)
     LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
-    same, check = contiguous_and_new(function), op.check if direction == "forward" else None
+    same, check = contiguous_and_new(function), checking(op) if direction == "forward" else None
 
     def fake(*args: Any, impl: str = "") -> Any:
         if check is not None:
@@ -124,7 +125,7 @@ def _check_traced(check: Callable[..., None], args: tuple[Any, ...], kwargs: dic
 def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     """The public function: traced by dynamo, so that the choice it reads is guarded and becomes a constant of the graph."""
     name, outputs, saved, inline = op.name, len(op.outputs), len(op.saved), op.kind != "algorithmic"
-    check, reference = op.check, op.reference
+    check, reference = checking(op), op.reference
     arguments = list(op.arguments)
     fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in op.uses)
 

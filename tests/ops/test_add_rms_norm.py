@@ -152,12 +152,12 @@ def test_rows_longer_than_a_tile_in_triton() -> None:
     ("change", "code"),
     [
         ({"x": torch.ones(())}, "ADDRMS-X"),
-        ({"x": torch.ones(2, 4, dtype=torch.int32)}, "ADDRMS-X"),
+        ({"x": torch.ones(2, 4, dtype=torch.int32)}, "KDK-DTYPE"),
         ({"residual": torch.ones(4)}, "ADDRMS-RESIDUAL"),
-        ({"residual": torch.ones(2, 4, dtype=torch.bfloat16)}, "ADDRMS-RESIDUAL"),
-        ({"residual": torch.ones(2, 4, device="meta")}, "ADDRMS-RESIDUAL"),
+        ({"residual": torch.ones(2, 4, dtype=torch.bfloat16)}, "KDK-DTYPE"),
+        ({"residual": torch.ones(2, 4, device="meta")}, "KDK-DEVICE"),
         ({"weight": torch.ones(5)}, "ADDRMS-WEIGHT"),
-        ({"weight": torch.ones(4, dtype=torch.float64)}, "ADDRMS-WEIGHT"),
+        ({"weight": torch.ones(4, dtype=torch.float64)}, "KDK-DTYPE"),
         ({"eps": -1.0}, "ADDRMS-EPS"),
     ],
 )

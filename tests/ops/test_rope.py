@@ -272,7 +272,7 @@ def test_heads_that_fill_several_tiles(implementation: str) -> None:
         ((2, 3, 4, 8), (2, 3, 2, 8), (3, 8), torch.float32, "ROPE-TABLES"),
         ((3, 3, 4, 8), (3, 3, 2, 8), (2, 3, 8), torch.float32, "ROPE-TABLES"),
         ((1, 3, 4, 8), (1, 3, 2, 8), (1, 4, 8), torch.float32, "ROPE-TABLES"),
-        ((1, 3, 4, 8), (1, 3, 2, 8), (1, 3, 8), torch.float16, "ROPE-TABLES"),
+        ((1, 3, 4, 8), (1, 3, 2, 8), (1, 3, 8), torch.float16, "KDK-DTYPE"),
         ((1, 3, 4, 8), (1, 3, 2, 8), (1, 3, 10), torch.float32, "ROPE-R"),
         ((1, 3, 4, 8), (1, 3, 2, 8), (1, 3, 5), torch.float32, "ROPE-R"),
     ],
@@ -286,7 +286,7 @@ def test_refused(q: tuple[int, ...], k: tuple[int, ...], table: tuple[int, ...],
 
 def test_refused_where_tables_or_keys_differ() -> None:
     q, cos = randn(1, 3, 4, 8), randn(1, 3, 8)
-    for k, sin, code in ((q.half(), cos, "ROPE-K"), (q, cos[..., :6], "ROPE-TABLES"), (q, cos.half(), "ROPE-TABLES")):
+    for k, sin, code in ((q.half(), cos, "KDK-DTYPE"), (q, cos[..., :6], "ROPE-TABLES"), (q, cos.half(), "KDK-DTYPE")):
         with pytest.raises(InputError) as error:
             kdk.ops.rope(q, k, cos, sin)
         assert error.value.code == code

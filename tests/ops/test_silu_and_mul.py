@@ -154,10 +154,10 @@ def test_up_is_not_kept_for_its_own_gradient(implementation: str) -> None:
     ("gate", "up", "code"),
     [
         (torch.ones(()), torch.ones(()), "SILU-GATE"),
-        (torch.ones(4, dtype=torch.int32), torch.ones(4, dtype=torch.int32), "SILU-GATE"),
+        (torch.ones(4, dtype=torch.int32), torch.ones(4, dtype=torch.int32), "KDK-DTYPE"),
         (torch.ones(2, 4), torch.ones(4), "SILU-UP"),
-        (torch.ones(4), torch.ones(4, dtype=torch.bfloat16), "SILU-UP"),
-        (torch.ones(4), torch.ones(4, device="meta"), "SILU-UP"),
+        (torch.ones(4), torch.ones(4, dtype=torch.bfloat16), "KDK-DTYPE"),
+        (torch.ones(4), torch.ones(4, device="meta"), "KDK-DEVICE"),
     ],
 )
 def test_refused_arguments(gate: Tensor, up: Tensor, code: str) -> None:

@@ -143,8 +143,28 @@ def gathered(op: Op, dimension: Label, mesh: Any) -> None:
     compare(op, where, mesh)  # DTensor remembers: no second warning, and no error left behind
 
 
+def keeps_the_choice(op: Op, mesh: Any) -> None:
+    """Each process runs the chosen kernel on its own rows, backward too, after the context has ended."""
+    where = places(op, {("N", 0)})
+    alone = arguments(op, grad=True)
+    values = distribute(alone, where, mesh)
+    with kdk.record() as ran:
+        with kdk.simulate("trn2"):
+            (found,) = results(registry.OPERATORS[op.name].call(**values))
+        found.backward(distribute_tensor(weights(found), mesh, found.placements))
+    assert [(row.direction, row.implementation, row.how, row.calls) for row in ran.rows] == [
+        ("forward", "nki", "simulated", 1),
+        ("backward", "nki", "simulated", 1),
+    ]
+    (expected,) = results(registry.OPERATORS[op.name].call(**alone))
+    expected.backward(weights(expected))
+    for name in op.uses:
+        torch.testing.assert_close(values[name].grad.full_tensor(), alone[name].grad)
+
+
 def cases(mesh: Any) -> Iterator[Case]:
     registry.load_directory(TOYS)
+    yield "rms_norm keeps the choice", functools.partial(keeps_the_choice, registry.OPERATORS["rms_norm"].op, mesh)
     for name, operator in registry.OPERATORS.items():
         op = operator.op
         yield f"{name} replicated", functools.partial(replicated, op, mesh)

@@ -242,7 +242,7 @@ def test_a_checkpoint_inside_the_compiled_function() -> None:
     assert refused == [("forward", 2), ("backward", 1)]
 
 
-WRONG = r"weight has another size.*got \(5,\).*last dimension of x is 4"
+WRONG = r"shape of weight.*got \(5,\).*\(4,\), the last dimension of x"
 
 
 @pytest.mark.parametrize("dynamic", [False, None])

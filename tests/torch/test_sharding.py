@@ -126,8 +126,6 @@ def test_a_gradient_that_mixes_parts_and_whole_is_not_split() -> None:
     assert sharding._gradient(op, "b", "H") == sharding.SAME
     mixed = Op(**{**{f: getattr(op, f) for f in op.__dataclass_fields__}, "longest": {"grad b": "H"}})
     assert sharding._gradient(mixed, "b", "H") == sharding.IMPOSSIBLE
-    from torch.distributed.tensor import DeviceMesh  # noqa: F401  # the rule below builds placements
-
     class Spec:
         placements = ()
 

@@ -56,13 +56,12 @@ def rms_norm_backward(
 
 def check(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
     """Raise InputError unless the arguments are what `rms_norm` takes."""
-    if x.dim() == 0 or not x.is_floating_point():
-        raise InputError("RMS-X", "rms_norm: x", value=f"{x.dtype} of shape {tuple(x.shape)}", limit="floating point, (..., H)")
+    if x.dim() == 0:
+        way_out = "x.reshape(1) for a single number"
+        raise InputError("RMS-X", "rms_norm: the shape of x", value=tuple(x.shape), limit="(..., H)", way_out=way_out)
     if weight.shape != x.shape[-1:]:
-        limit = f"the last dimension of x is {x.shape[-1]}"
-        raise InputError("RMS-WEIGHT", "rms_norm: weight has another size", value=tuple(weight.shape), limit=limit)
-    if weight.dtype != x.dtype and weight.dtype != torch.float32:
-        limit = f"x has {x.dtype}; the weight has the same or torch.float32"
-        raise InputError("RMS-WEIGHT", "rms_norm: weight has another dtype", value=weight.dtype, limit=limit)
+        limit = f"({x.shape[-1]},), the last dimension of x"
+        way_out = "a weight with one number per column"
+        raise InputError("RMS-WEIGHT", "rms_norm: the shape of weight", value=tuple(weight.shape), limit=limit, way_out=way_out)
     if not eps >= 0:
         raise InputError("RMS-EPS", "rms_norm: eps", value=eps, limit="at least 0", way_out="usual values are 1e-5 and 1e-6")

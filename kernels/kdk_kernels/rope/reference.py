@@ -65,30 +65,25 @@ def rope_backward(
 
 def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> None:
     """Raise InputError unless the arguments are what `rope` takes."""
-    if q.dim() not in (3, 4) or not q.is_floating_point():
-        limit = "floating point, (B, S, Hq, D) or (S, Hq, D)"
-        raise InputError("ROPE-Q", "rope: q", value=f"{q.dtype} of shape {tuple(q.shape)}", limit=limit)
-    if k.dtype != q.dtype or k.device != q.device:
-        limit = f"q has {q.dtype} on {q.device}"
-        raise InputError("ROPE-K", "rope: k has another dtype or device", value=f"{k.dtype} on {k.device}", limit=limit)
+    if q.dim() not in (3, 4):
+        limit, way_out = "(B, S, Hq, D) or (S, Hq, D)", "q.unsqueeze(-2) where there is one head and no dimension for it"
+        raise InputError("ROPE-Q", "rope: the shape of q", value=tuple(q.shape), limit=limit, way_out=way_out)
     if k.dim() != q.dim() or k.shape[:-2] != q.shape[:-2] or k.shape[-1] != q.shape[-1]:
         limit = f"q is {tuple(q.shape)}; only the number of heads, the last but one, may differ"
-        raise InputError("ROPE-K", "rope: k does not fit q", value=tuple(k.shape), limit=limit)
+        way_out = "rotate them in two calls where they have other positions"
+        raise InputError("ROPE-K", "rope: k does not fit q", value=tuple(k.shape), limit=limit, way_out=way_out)
     _check_tables(q, cos, sin)
 
 
 def _check_tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
-    if cos.shape != sin.shape or cos.dtype != sin.dtype or cos.device != q.device or sin.device != q.device:
-        value = f"{cos.dtype} {tuple(cos.shape)} on {cos.device} and {sin.dtype} {tuple(sin.shape)} on {sin.device}"
-        limit = f"one shape and dtype, on {q.device} like q"
-        raise InputError("ROPE-TABLES", "rope: cos and sin differ", value=value, limit=limit)
-    if cos.dtype != q.dtype and cos.dtype != torch.float32:
-        limit = f"q has {q.dtype}; the tables have the same or torch.float32"
-        raise InputError("ROPE-TABLES", "rope: cos and sin have another dtype", value=cos.dtype, limit=limit)
+    if cos.shape != sin.shape or cos.dtype != sin.dtype:
+        value = f"{cos.dtype} {tuple(cos.shape)} and {sin.dtype} {tuple(sin.shape)}"
+        way_out = "make both of the same angles: angles.cos(), angles.sin()"
+        raise InputError("ROPE-TABLES", "rope: cos and sin differ", value=value, limit="one shape and dtype", way_out=way_out)
     if cos.dim() != q.dim() - 1 or cos.shape[-2] != q.shape[-3] or (q.dim() == 4 and cos.shape[0] not in (1, q.shape[0])):
-        rows = f"({q.shape[0]} or 1, {q.shape[1]}, R)" if q.dim() == 4 else f"({q.shape[0]}, R)"
-        limit = f"{rows} for q {tuple(q.shape)}"
-        way_out = "unsqueeze(0) a table that all sequences share" if q.dim() == 4 and cos.dim() == 2 else ""
+        limit = (f"({q.shape[0]} or 1, {q.shape[1]}, R)" if q.dim() == 4 else f"({q.shape[0]}, R)") + f" for q {tuple(q.shape)}"
+        shared = q.dim() == 4 and cos.dim() == 2
+        way_out = "unsqueeze(0) a table that all sequences share" if shared else "one row of the tables per token"
         raise InputError("ROPE-TABLES", "rope: cos and sin do not fit q", value=tuple(cos.shape), limit=limit, way_out=way_out)
     if cos.shape[-1] % 2 or cos.shape[-1] > q.shape[-1]:
         limit = f"R, their last dimension, is even and at most D = {q.shape[-1]}"

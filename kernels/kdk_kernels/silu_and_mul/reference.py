@@ -58,15 +58,10 @@ def silu_and_mul_backward(grad: Tensor, gate: Tensor, up: Optional[Tensor], need
 
 def check(gate: Tensor, up: Tensor) -> None:
     """Raise InputError unless the arguments are what `silu_and_mul` takes."""
-    if gate.dim() == 0 or not gate.is_floating_point():
-        value, limit = f"{gate.dtype} of shape {tuple(gate.shape)}", "floating point, (..., H)"
-        raise InputError("SILU-GATE", "silu_and_mul: gate", value=value, limit=limit)
+    if gate.dim() == 0:
+        way_out = "gate.reshape(1) for a single number"
+        raise InputError("SILU-GATE", "silu_and_mul: the shape of gate", value=tuple(gate.shape), limit="(..., H)", way_out=way_out)
     if up.shape != gate.shape:
         limit = f"gate has {tuple(gate.shape)}; they must be equal"
-        raise InputError("SILU-UP", "silu_and_mul: up has another shape", value=tuple(up.shape), limit=limit)
-    if up.dtype != gate.dtype:
-        limit = f"gate has {gate.dtype}; they must be equal"
-        raise InputError("SILU-UP", "silu_and_mul: up has another dtype", value=up.dtype, limit=limit)
-    if up.device != gate.device:
-        limit = f"gate is on {gate.device}; they must be equal"
-        raise InputError("SILU-UP", "silu_and_mul: up is on another device", value=up.device, limit=limit)
+        way_out = "up.expand(gate.shape) where one up serves several rows"
+        raise InputError("SILU-UP", "silu_and_mul: up has another shape", value=tuple(up.shape), limit=limit, way_out=way_out)

@@ -1,0 +1,77 @@
+"""What every operator asks of its arguments, from the declaration: one device, one dtype that it has. Then its own check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kdk.errors import InputError
+from kdk.op import Op
+
+
+class Row(NamedTuple):
+    """A tensor argument. other: a dtype that it may have beside the working one. real: it must be floating point."""
+
+    place: int
+    name: str
+    other: torch.dtype | None
+    real: bool
+
+
+def tensor_rows(op: Op) -> tuple[Row, ...]:
+    """The tensor arguments; the first is the one whose dtype is the working dtype."""
+    names = list(op.arguments)
+    rows = []
+    for name in op.tensors:
+        other = getattr(torch, op.mixed[name]) if name in op.mixed else None
+        # An argument without a gradient may be indices or a mask, which are for the operator's own check.
+        rows.append(Row(names.index(name), name, other, name in op.uses))
+    return tuple(sorted(rows, key=lambda row: (row.other is not None, not row.real)))
+
+
+def checking(op: Op) -> Callable[..., None]:
+    """The function that checks a call's arguments; raises InputError. Traced by dynamo: plain loops only."""
+    check, rows = op.check, tensor_rows(op)
+    working = tuple([getattr(torch, name) for name in (*op.dtypes, "float64")])
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        first, dtype = "", None
+        for place, name, other, real in rows:
+            t = args[place] if place < len(args) else kwargs.get(name)
+            if t is None:
+                continue
+            if not first:
+                first, device = name, t.device
+            elif t.device != device:
+                raise _wrong_device(op, name, t, first, device)
+            if not (real or t.is_floating_point() or t.is_complex()):
+                continue
+            if dtype is None:
+                if t.dtype not in working:
+                    raise _unknown_dtype(op, name, t, working)
+                dtype, whose = t.dtype, name
+            elif t.dtype != dtype and t.dtype != other:
+                raise _other_dtype(op, name, t, f"{whose} has {dtype}", other)
+        check(*args, **kwargs)
+
+    return run
+
+
+def _wrong_device(op: Op, name: str, t: Tensor, first: str, device: torch.device) -> InputError:
+    problem, limit = f"{op.name}: {name} is on another device", f"{first} is on {device}"
+    return InputError("KDK-DEVICE", problem, value=t.device, limit=limit, way_out=f"{name}.to('{device}')")
+
+
+def _unknown_dtype(op: Op, name: str, t: Tensor, working: tuple[torch.dtype, ...]) -> InputError:
+    there = ", ".join([str(dtype).removeprefix("torch.") for dtype in working])
+    way_out = f"convert {name} to one of these first"
+    return InputError("KDK-DTYPE", f"{op.name}: the dtype of {name}", value=t.dtype, limit=f"there are {there}", way_out=way_out)
+
+
+def _other_dtype(op: Op, name: str, t: Tensor, usual: str, other: torch.dtype | None) -> InputError:
+    limit = f"{usual}; {name} has the same" + (f" or {other}" if other else "")
+    way_out = f"convert {name} to it first"
+    return InputError("KDK-DTYPE", f"{op.name}: {name} has another dtype", value=t.dtype, limit=limit, way_out=way_out)
