@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: run test test-slow lint install clean benchmark
+TPU := .venv-tpu
+
+.PHONY: run test test-slow test-tpu lint install clean benchmark
 
 install: $(READY)
 
@@ -27,6 +29,15 @@ test: lint
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
+# TorchTPU as far as a machine without a TPU goes. Its package lies beside the environment: torch would load it at every import.
+$(TPU)/.installed: $(READY)
+	$(BIN)/python -m pip install -q --no-deps --target $(TPU) torch_tpu==0.2.0
+	$(BIN)/python -m pip install -q --target $(TPU) absl-py portpicker frozendict immutabledict pyzmq
+	touch $@
+
+test-tpu: $(TPU)/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TPU) $(BIN)/python -m pytest tests/tpu
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -35,4 +46,4 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TPU) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
