@@ -1,4 +1,7 @@
-"""Where a refused output is wrong, and what that looks like. On tensors only; the guesses are in `hypotheses`, `rereading` and `relations`."""
+"""Where a refused output is wrong, and what that looks like. On tensors only.
+
+The guesses at the cause are in `hypotheses`, `rereading` and `relations`.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -48,14 +48,14 @@ def main(
         if not trial.kill and work.trials and (mutant := work.trials[-1][0]).key not in EXPLAINED:
             console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
         if work.finished():
+            if path is not None:
+                _write(path, works)
             killed = sum(t.kill not in ("", "stillborn") for _, t in work.trials)
             seconds = time.monotonic() - begin
             console.print(f"{seconds:5.0f} s  {work.unit}: {killed} of {work.counting()} killed", highlight=False)
 
     run(works, jobs, seed, progress)
     show(works, console)
-    if path is not None:
-        _write(path, works)
     failures = problems(works, candidates)
     for failure in failures:
         console.print(f"does not hold: {failure}", markup=False, soft_wrap=True)

@@ -26,14 +26,19 @@ from kdk_bench.places import Place, place
 
 DTYPES = ("float32", "bfloat16")
 # Refusals of the simulators that depend on where a kernel reads and writes. All others say that it is no valid kernel, as a
-# compiler would: Triton's bounds, alignment, races, collisions, wrapped offsets; NKI's uninitialised data, incomplete outputs,
-# accesses out of bounds, accumulation into a bank or register that was never started.
+# compiler would: Triton's bounds, alignment, races, collisions, wrapped offsets; Pallas' bounds, races, blocks written twice,
+# uninitialised memory; NKI's uninitialised data, incomplete outputs, accesses out of bounds, accumulators never started.
 SANITIZER = {
     "KDK-TRITON-BOUNDS",
     "KDK-TRITON-MISALIGNED",
     "KDK-TRITON-RACE",
     "KDK-TRITON-COLLISION",
     "KDK-TRITON-OVERFLOW",
+    "KDK-PALLAS-BOUNDS",
+    "KDK-PALLAS-RACE",
+    "KDK-PALLAS-REVISIT",
+    "KDK-PALLAS-SEMAPHORE",
+    "KDK-PALLAS-UNINITIALIZED",
     "C9",
     "C14",
     "C15",
