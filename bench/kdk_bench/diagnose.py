@@ -1,6 +1,6 @@
 """Where a refused output is wrong, and what that looks like. On tensors only.
 
-The guesses are in `hypotheses`, `rereading` and `relations`.
+The guesses at the cause are in `hypotheses`, `rereading` and `relations`.
 """
 
 import math

@@ -19,6 +19,7 @@ from kdk_bench.declared_cases import cases_of
 
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1009, 1023, 1024, 1025)
 LONG = (4099, 2053, 1031, 521, 257, 131, 67)
+WHOLE_TILES = (4096, 2048, 1024, 512, 256, 128, 64)
 LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles
 QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
 MANY_ELEMENTS = 300_000  # of the one case that is large: more than one block of a kernel that takes megabytes at a time
@@ -155,10 +156,10 @@ QUICK = (
     Slot("chunk of a wider tensor", (129, 65, 257), "chunk", mixed=True),
     Slot("prime, far rows", (131, 67, 1009), "far rows", mixed=True),
     Slot("tiny values", (1009,), "padded", "tiny"),
-    Slot("long rows of different scale", LONG, "offset", "scales", mixed=True, reduced=0),
+    Slot("long rows of different scale", WHOLE_TILES, "offset", "scales", mixed=True, reduced=0),
     Slot("long reduction, huge values", LONG, "contiguous", "huge", reduced=-1),
     Slot("infinities and NaN", (33, 65, 130), "strided", "special"),
-    Slot("longest reduction, several blocks", LONGEST, reduced=0, many=True),
+    Slot("longest reduction, several blocks", LONGEST, "strided", "scales", reduced=0, many=True),
     Slot("one element", (1,), counted=False),
     Slot("empty", (0,), counted=False),
 )
@@ -224,6 +225,19 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
     return letters[turn % len(letters)]
 
 
+def _needs(op: Op, slot: Slot, focus: str, turn: int) -> tuple[str, ...]:
+    """The gradients to compute: all, one, or all but one in turn; in a long reduction those that sum over its letter."""
+    names = tuple(op.uses)
+    if slot.reduced == 0:
+        return names
+    if slot.reduced is not None:
+        return tuple(n for n in names if focus in op.longest.get(f"grad {n}", "").split()) or names
+    left = [tuple(n for n in names if n != other) for other in names if len(names) > 1]
+    alone = [(n,) for n in names if (n,) not in left]
+    subsets = [names, *left, *alone]
+    return subsets[turn % len(subsets)]
+
+
 def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int) -> Problem:
     rng = _rng(op.name, slot.name, turn, seed)
     limit = max(limit, MANY_ELEMENTS) if slot.many else limit
@@ -232,8 +246,6 @@ def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit:
     edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
     sizes = _sizes(op, cases, slot, focus, edge, limit, rng)
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
-    names = list(op.uses)
-    subsets = [tuple(names)] + [tuple(n for n in names if n != left) for left in names if len(names) > 1]
     left_out = tuple(letter for letter, dim in cases.dims.items() if dim.optional and letter != focus and rng.random() < 0.3)
     sizes |= dict.fromkeys(left_out, 1)
     one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
@@ -245,9 +257,9 @@ def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit:
         mixed=tuple(op.mixed) if slot.mixed else (),
         layout=slot.layout,
         values=slot.values,
-        needs=subsets[turn % len(subsets)],
+        needs=_needs(op, slot, focus, turn),
         counted=slot.counted and math.prod(sizes.values()) > 1,
-        absent=op.outputs[1:] if slot.layout == "padded" else (),
+        absent={"padded": op.outputs[1:], "chunk": op.outputs[:-1]}.get(slot.layout, ()),
         ones=one_wide if rng.random() < 0.5 else (),
         left_out=left_out,
     )

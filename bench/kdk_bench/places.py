@@ -31,8 +31,14 @@ class Place:
         return tuple([_to(a, self.device) if isinstance(a, Tensor) else a for a in args])
 
 
+MUCH = 1 << 30  # bytes behind a view whose elements lie far apart
+
+
 def _to(t: Tensor, device: str) -> Tensor:
-    """A copy with the same strides and offset, neighbours in its storage included."""
+    """A copy with the same strides and offset, neighbours in its storage included; of a view that lies far apart, without."""
+    if t.untyped_storage().nbytes() > MUCH:
+        wide = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+        return wide.copy_(t)
     storage = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).to(device)
     return storage.as_strided(t.shape, t.stride(), t.storage_offset())
 

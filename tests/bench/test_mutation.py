@@ -9,7 +9,7 @@ from kdk.registry import OPERATORS
 from kdk_bench.mutation import report, workers
 from kdk_bench.mutation.mutants import Mutant, _changes, all_mutants, sample
 from kdk_bench.mutation.mutators import CLASSES
-from kdk_bench.mutation.trial import Trial, original, planted, run_mutant, steps
+from kdk_bench.mutation.trial import Trial, original, planted, run_mutant, run_original, steps
 from kdk_bench.mutation.units import Function, Reach, Source, Unit, units
 from kdk_bench.mutation.workers import Work
 
@@ -136,11 +136,29 @@ def test_one_that_hangs_is_killed_and_the_rest_goes_on(monkeypatch: pytest.Monke
     file, hanging = mutant(UNIT, "    H = x.shape[-1]\n", "    H = x.shape[-1]\n    while True: pass\n")
     _, wrong = mutant(UNIT, "1.0 / tl", "2.0 / tl")
     mutants = [Mutant(UNIT, "constant", file, "forward", 0, text, text, 0, source) for text, source in (("a", hanging), ("b", wrong))]
-    work = Work(UNIT, original(UNIT), mutants, 2)
+    work = Work(UNIT, mutants, 2)
     workers.run([work], 1, 0, lambda work, trial: None)
     assert work.baseline is not None and work.baseline.kill == ""
     assert [t.kill for _, t in work.trials] == ["crash", "numerics"]
     assert work.kills.total() == 1
+
+
+def test_code_that_only_another_operator_runs_is_left_to_it() -> None:
+    lines = {"own": 1, "both": 2, "foreign": 3, "nobody's": 4}
+    mutants = [Mutant(UNIT, "constant", "m", "f", line, key, "", 0, "") for key, line in lines.items()]
+    own = Work(UNIT, mutants, 4, Trial("", lines=frozenset({("m", 1), ("m", 2)})))
+    other = Work(Unit("rope", "forward", "triton"), [], 0, Trial("", lines=frozenset({("m", 2), ("m", 3)})))
+    workers._share_out([own, other])
+    assert [m.before for m in own.mutants] == ["own", "both", "nobody's"]
+
+
+def test_the_lines_that_run_are_known() -> None:
+    baseline = run_original(UNIT, 0)
+    assert baseline.kill == ""
+    file, text = original(UNIT)
+    number = {line.strip(): i + 1 for i, line in enumerate(text.splitlines())}
+    assert {(file, number["H = x.shape[-1]"]), (file, number["sums += values * values"])} <= baseline.lines
+    assert all(not line.startswith("def ") for line, i in number.items() if (file, i) in baseline.lines)
 
 
 def judged(key: str, kill: str, cause: str = "") -> tuple[Mutant, Trial]:
@@ -149,7 +167,7 @@ def judged(key: str, kill: str, cause: str = "") -> tuple[Mutant, Trial]:
 
 def test_the_report_counts_and_says_what_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [judged("a", "numerics", "wrong scale"), judged("b", "numerics", "wrong axis"), judged("c", ""), judged("d", "stillborn")]
-    work = Work(UNIT, ("", ""), [], 4, Trial(""), trials)
+    work = Work(UNIT, [], 4, Trial(""), trials)
     totals = report.Totals(trials)
     assert (totals.mutants, totals.rate, totals.kills["numerics"]) == (3, 2 / 3, 2)
     assert report.diagnosed(trials) == (1, 2)
@@ -166,5 +184,5 @@ def test_a_stale_explanation_fails(key: str, said: str, monkeypatch: pytest.Monk
     pair = judged("a", "numerics", "wrong scale")
     name = pair[0].key if key == "a" else f"{UNIT} | f: {key}"
     monkeypatch.setattr(report, "EXPLAINED", {name: "equal"})
-    work = Work(UNIT, ("", ""), [], 1, Trial(""), [pair])
+    work = Work(UNIT, [], 1, Trial(""), [pair])
     assert any(said in f for f in report.problems([work], {pair[0].key}))

@@ -13,8 +13,8 @@ from rich.console import Console
 from kdk_bench.mutation.explained import EXPLAINED
 from kdk_bench.mutation.mutants import all_mutants, sample
 from kdk_bench.mutation.report import is_right, problems, show
-from kdk_bench.mutation.trial import Trial, original
-from kdk_bench.mutation.units import units
+from kdk_bench.mutation.trial import Trial
+from kdk_bench.mutation.units import sharing, units
 from kdk_bench.mutation.workers import Work, run
 
 
@@ -38,24 +38,26 @@ def main(
     """Plant faults in the kernels of OPS (all of them by default)."""
     begin = time.monotonic()
     console = Console(width=140)
+    chosen = units(ops, direction, language)
     works, candidates = [], set()
-    for unit in units(ops, direction, language):
+    for unit in chosen:
         mutants = all_mutants(unit)
         candidates |= {m.key for m in mutants}
-        works.append(Work(unit, original(unit), sample(mutants, seed), count))
+        works.append(Work(unit, sample(mutants, seed), count))
+    others = [Work(unit, [], 0) for unit in sharing(chosen)]
 
     def progress(work: Work, trial: Trial) -> None:
         if not trial.kill and work.trials and (mutant := work.trials[-1][0]).key not in EXPLAINED:
             console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
-        if work.finished():
+        if work.trials and work.finished():
+            if path is not None:
+                _write(path, works)
             killed = sum(t.kill not in ("", "stillborn") for _, t in work.trials)
             seconds = time.monotonic() - begin
             console.print(f"{seconds:5.0f} s  {work.unit}: {killed} of {work.counting()} killed", highlight=False)
 
-    run(works, jobs, seed, progress)
+    run([*works, *others], jobs, seed, progress)
     show(works, console)
-    if path is not None:
-        _write(path, works)
     failures = problems(works, candidates)
     for failure in failures:
         console.print(f"does not hold: {failure}", markup=False, soft_wrap=True)

@@ -74,7 +74,7 @@ def all_mutants(unit: Unit) -> list[Mutant]:
             name = function.node.name
             number = counts[name, before, after]
             counts[name, before, after] += 1
-            line, addressing = getattr(place.node, "lineno", 0), place.is_index or not place.kernel
+            line, addressing = _statement(place).lineno, place.is_index or not place.kernel
             found.append(Mutant(unit, kind, function.module, name, line, before, after, number, text, addressing))
     return found
 
@@ -88,6 +88,11 @@ def sample(mutants: list[Mutant], seed: int) -> list[Mutant]:
         random.Random(hashlib.sha256(f"{group[0].unit} {kind} {seed}".encode()).digest()).shuffle(group)
     turns = itertools.zip_longest(*(by_class[kind] for kind in CLASSES if kind in by_class))
     return [mutant for turn in turns for mutant in turn if mutant is not None]
+
+
+def _statement(place: Place) -> ast.stmt:
+    """The statement that holds a place."""
+    return next(n for n in (place.node, *reversed(place.parents)) if isinstance(n, ast.stmt))
 
 
 def _compiles(text: str) -> bool:

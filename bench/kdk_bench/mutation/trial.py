@@ -10,9 +10,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from kdk.backends import LANGUAGES
@@ -26,14 +26,19 @@ from kdk_bench.places import Place, place
 
 DTYPES = ("float32", "bfloat16")
 # Refusals of the simulators that depend on where a kernel reads and writes. All others say that it is no valid kernel, as a
-# compiler would: Triton's bounds, alignment, races, collisions, wrapped offsets; NKI's uninitialised data, incomplete outputs,
-# accesses out of bounds, accumulation into a bank or register that was never started.
+# compiler would: Triton's bounds, alignment, races, collisions, wrapped offsets; Pallas' bounds, races, blocks written twice,
+# uninitialised memory; NKI's uninitialised data, incomplete outputs, accesses out of bounds, accumulators never started.
 SANITIZER = {
     "KDK-TRITON-BOUNDS",
     "KDK-TRITON-MISALIGNED",
     "KDK-TRITON-RACE",
     "KDK-TRITON-COLLISION",
     "KDK-TRITON-OVERFLOW",
+    "KDK-PALLAS-BOUNDS",
+    "KDK-PALLAS-RACE",
+    "KDK-PALLAS-REVISIT",
+    "KDK-PALLAS-SEMAPHORE",
+    "KDK-PALLAS-UNINITIALIZED",
     "C9",
     "C14",
     "C15",
@@ -41,6 +46,7 @@ SANITIZER = {
     "C22",
 }
 Step = tuple[str, str]  # dtype, case
+Line = tuple[str, int]  # module, line number
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Trial:
     cause: str = ""  # what the diagnosis says first, where numerics killed
     details: str = ""
     seconds: float = 0.0  # of processor time
+    lines: frozenset[Line] = frozenset()  # that ran, where that was asked
 
 
 def steps(unit: Unit) -> list[Step]:
@@ -62,12 +69,15 @@ def steps(unit: Unit) -> list[Step]:
     return [(dtype, name) for dtype in DTYPES if dtype in op.dtypes for name in names]
 
 
+PREFIX = "<planted "  # of the file name of a planted module
+
+
 # ---- swapping ---------------------------------------------------------------------------------------------------------
 
 
-def _execute(name: str, source: str, number: int) -> ModuleType:
+def _execute(name: str, source: str) -> ModuleType:
     """A module from source text, as if it had been imported. Triton and NKI read a kernel's lines: linecache has them."""
-    path = f"<mutant {number} of {name}>"
+    path = f"{PREFIX}{name}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module = ModuleType(name)
     module.__package__ = name.rpartition(".")[0]
@@ -99,8 +109,8 @@ def planted(unit: Unit, changed: str, source: str) -> Iterator[None]:
     before = {name: importlib.import_module(name) for name in texts}
     function = getattr(real, unit.direction)
     try:
-        for number, (name, text) in enumerate(texts.items()):
-            module = _execute(name, text, number)
+        for name, text in texts.items():
+            module = _execute(name, text)
         setattr(real, unit.direction, getattr(module, unit.direction))
         sys.modules.update(before)
         yield
@@ -119,6 +129,25 @@ def _forget() -> None:
 
         simulate.forget()
         jax.clear_caches()
+
+
+@contextlib.contextmanager
+def traced(lines: set[Line]) -> Iterator[None]:
+    """Inside, the lines of planted modules that run are added to `lines`."""
+
+    def line(frame: FrameType, event: str, argument: Any) -> Any:
+        lines.add((frame.f_code.co_filename[len(PREFIX) : -1], frame.f_lineno))
+        return line
+
+    def call(frame: FrameType, event: str, argument: Any) -> Any:
+        return line if frame.f_code.co_filename.startswith(PREFIX) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 # ---- judging ----------------------------------------------------------------------------------------------------------
@@ -161,6 +190,14 @@ class _Cases:
                 if result.outcome == "failed":
                     return dtype, result.reason
         return "", ""
+
+
+def run_original(unit: Unit, seed: int) -> Trial:
+    """All cases of the unchanged kernel, which pass, and the lines that they run."""
+    lines: set[Line] = set()
+    with traced(lines):
+        trial = run_mutant(unit, *original(unit), steps(unit), seed)
+    return replace(trial, lines=frozenset(lines))
 
 
 def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int) -> Trial:

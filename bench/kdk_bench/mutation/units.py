@@ -127,3 +127,13 @@ def _names(node: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
         for n in ast.walk(statement):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
                 yield n.id, id(n) in called
+
+
+def sharing(chosen: list[Unit]) -> list[Unit]:
+    """The other units that run a file of the chosen ones."""
+
+    def files(unit: Unit) -> set[str]:
+        return set(Reach(OPERATORS[unit.op].op, unit.direction, unit.language).sources)
+
+    wanted = {file for unit in chosen for file in files(unit)}
+    return [unit for unit in units() if unit not in chosen and files(unit) & wanted]

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kdk_bench.mutation.mutants import Mutant
-from kdk_bench.mutation.trial import Step, Trial, run_mutant, steps
+from kdk_bench.mutation.trial import Step, Trial, run_mutant, run_original, steps
 from kdk_bench.mutation.units import Unit
 
 LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
@@ -22,10 +22,9 @@ WAITING = 30  # times as long on the clock, for a mutant that hangs without comp
 
 @dataclass
 class Work:
-    """What is to be done for one unit. original: (file, text) of the unchanged kernel. wanted: mutants that count."""
+    """What is to be done for one unit. wanted: how many mutants must count; none: only the unchanged kernel runs."""
 
     unit: Unit
-    original: tuple[str, str]
     mutants: list[Mutant]
     wanted: int
     baseline: Trial | None = None
@@ -44,9 +43,11 @@ class Work:
     def counting(self) -> int:
         return sum(t.kill != "stillborn" for _, t in self.trials)
 
-    def next(self) -> tuple[Unit, str, str, list[Step]]:
-        file, text = self.original if self.baseline is None else (self.mutants[0].module, self.mutants[0].source)
-        return self.unit, file, text, self.order()
+    def next(self) -> tuple[Any, ...]:
+        """A function and its arguments, before the seed."""
+        if self.baseline is None:
+            return run_original, self.unit
+        return run_mutant, self.unit, self.mutants[0].module, self.mutants[0].source, self.order()
 
     def limit(self) -> float:
         """Seconds of processor time for the next mutant."""
@@ -71,11 +72,10 @@ def _serve(connection: Connection, seed: int) -> None:
 
     torch.set_num_threads(1)
     while True:
-        limit, task = connection.recv()
+        limit, (function, *arguments) = connection.recv()
         # Past it the system ends the process, also where it is deep in compiled code.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, resource.RLIM_INFINITY))
-        unit, changed, source, order = task
-        connection.send(run_mutant(unit, changed, source, order, seed))
+        connection.send(function(*arguments, seed))
 
 
 class _Worker:
@@ -103,28 +103,46 @@ def run(works: list[Work], jobs: int, seed: int, progress: Callable[[Work, Trial
     """Fill in the trials of every unit. The mutants of a unit run in turn, so the outcome is the same for any number of jobs."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
         os.environ.setdefault(variable, "1")
-    waiting = list(works)
     workers = [_Worker(seed) for _ in range(min(jobs, len(works)))]
     try:
-        for worker in workers:
-            worker.begin(waiting.pop(0))
-        while any(w.work for w in workers):
-            for worker, trial in _answers(workers):
-                work = worker.work
-                assert work is not None
-                work.done(trial)
-                progress(work, trial)
-                if not worker.process.is_alive() or trial.reason.startswith("no answer"):
-                    worker.end()
-                    workers[workers.index(worker)] = worker = _Worker(seed)
-                worker.work = None
-                if not work.finished():
-                    worker.begin(work)
-                elif waiting:
-                    worker.begin(waiting.pop(0))
+        _run_until(lambda work: work.baseline is not None, works, workers, seed, progress)
+        _share_out(works)
+        _run_until(Work.finished, works, workers, seed, progress)
     finally:
         for worker in workers:
             worker.end()
+
+
+def _share_out(works: list[Work]) -> None:
+    """Kernels share code. What an operator never runs, and another does, is the other's: its mutants are planted there."""
+    ran = {id(work): work.baseline.lines for work in works if work.baseline is not None}
+    for work in works:
+        others = frozenset().union(*(lines for key, lines in ran.items() if key != id(work)))
+        foreign = others - ran[id(work)]
+        work.mutants = [m for m in work.mutants if (m.module, m.line) not in foreign]
+
+
+def _run_until(
+    done: Callable[[Work], bool], works: list[Work], workers: list[_Worker], seed: int, progress: Callable[[Work, Trial], None]
+) -> None:
+    waiting = [work for work in works if not done(work)]
+    for worker in workers:
+        if waiting:
+            worker.begin(waiting.pop(0))
+    while any(w.work for w in workers):
+        for worker, trial in _answers(workers):
+            work = worker.work
+            assert work is not None
+            work.done(trial)
+            progress(work, trial)
+            if not worker.process.is_alive() or trial.reason.startswith("no answer"):
+                worker.end()
+                workers[workers.index(worker)] = worker = _Worker(seed)
+            worker.work = None
+            if not done(work):
+                worker.begin(work)
+            elif waiting:
+                worker.begin(waiting.pop(0))
 
 
 def _answers(workers: list[_Worker]) -> Iterator[tuple[_Worker, Trial]]:

@@ -126,6 +126,11 @@ def _strict(function: Callable[..., Any], static: tuple[int, ...], run: int, cor
     return jax.jit(interpreted, static_argnums=static, compiler_options={"xla_backend_optimization_level": 0})
 
 
+def forget() -> None:
+    """Drop the functions that were compiled for kernels."""
+    _strict.cache_clear()
+
+
 def _run(interpreted: Callable[..., Any], args: list[Any], where: str) -> list[np.ndarray]:
     """The results in order, or the error that says what the interpreter raised or printed."""
     import jax

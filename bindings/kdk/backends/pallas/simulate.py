@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kdk.backends.pallas import faults
 from kdk.backends.pallas.faults import look_for_faults
 
 
@@ -25,6 +26,7 @@ def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable
 def forget() -> None:
     """Drop the functions that were compiled for kernels."""
     _compiled.cache_clear()
+    faults.forget()
 
 
 def to_jax(t: Tensor) -> Any:
