@@ -191,7 +191,9 @@ IN_FLOAT32 = [
 IN_BFLOAT16 = [
     (rms_norm, "cut off", "missing cast", lambda f, i: toward_zero(f({n: t.float() for n, t in i.items()}))),
 ]
-# Seen only by computing the oracle again from other inputs; without a reference the honest guess is "unknown".
+# What is left to say of values that no specific hypothesis explains.
+GENERAL = ("wrong index", "wrong formula", "unknown")
+# Seen only by computing the oracle again from other inputs; without a reference only a general guess is honest.
 NEED_THE_REFERENCE = {
     (rms_norm, "transposed"),
     (swiglu, "a and b exchanged"),
@@ -230,17 +232,18 @@ NAMES = [f"{formula.__name__}-{what}-{str(d)[6:]}" for formula, what, _, _, d in
 @pytest.mark.parametrize("formula, what, cause, fault, d", TABLE, ids=NAMES)
 def test_first_guess_with_a_reference(formula, what, cause, fault, d):
     found = run(formula, fault, d, with_reference=True)
-    assert found.cause == cause, found.details
+    assert found.cause in (GENERAL if cause == "unknown" else (cause,)), found.details
 
 
 @pytest.mark.parametrize("formula, what, cause, fault", FAULTS + IN_FLOAT32, ids=NAMES[: len(FAULTS + IN_FLOAT32)])
 def test_first_guess_without_a_reference(formula, what, cause, fault):
     found = run(formula, fault, torch.float32, with_reference=False)
-    assert found.cause == ("unknown" if (formula, what) in NEED_THE_REFERENCE else cause), found.details
+    general = cause == "unknown" or (formula, what) in NEED_THE_REFERENCE
+    assert found.cause in (GENERAL if general else (cause,)), found.details
 
 
 def test_every_cause_is_planted():
-    assert {row[2] for row in TABLE} == set(CAUSES)
+    assert {row[2] for row in TABLE} | set(GENERAL) == set(CAUSES)
 
 
 def test_where_it_is_wrong():
@@ -283,7 +286,7 @@ def test_what_was_there_before():
     o, before = random(64, 64).double(), random(64, 64, seed=1)
     k = o.float()
     k[3:50, 5:60] = before[3:50, 5:60]
-    assert diagnose(k, o.float(), o, longest=1).cause == "unknown"
+    assert diagnose(k, o.float(), o, longest=1).cause in GENERAL
     assert diagnose(k, o.float(), o, longest=1, previous=before).cause == "stale buffer"
 
 
@@ -330,7 +333,7 @@ def test_a_reference_that_refuses_changed_inputs_and_inputs_that_stay():
 
     o = swiglu({n: t.double() for n, t in i.items()})
     assert diagnose(-o.float(), o.float(), o, longest=1, inputs=i, reference=reference).cause == "swapped operands"
-    assert diagnose(random(ROWS, H, seed=9), o.float(), o, longest=1, inputs=i, reference=reference).cause == "unknown"
+    assert diagnose(random(ROWS, H, seed=9), o.float(), o, longest=1, inputs=i, reference=reference).cause in GENERAL
     assert all(torch.equal(held[n], t) for n, t in i.items())
 
 
