@@ -77,7 +77,8 @@ class Reordered(TorchFunctionMode):
 
 
 class Rewritten(TorchFunctionMode):
-    """Algebraically equal forms: products the other way round, quotients by reciprocals, exponentials by tanh."""
+    """Algebraically equal forms: products the other way round, quotients by reciprocals, exponentials of
+    negative arguments alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Rewritten(TorchFunctionMode):
             if name == "rsqrt":
                 return 1 / x.sqrt()
             if name == "sigmoid":
-                return 0.5 + 0.5 * torch.tanh(0.5 * x)
+                return torch.exp(x.clamp_max(0)) / (1 + torch.exp(-x.abs()))
             if name == "silu":
                 return x / (1 + torch.exp(-x))
             if name == "square":
