@@ -7,7 +7,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 TPU := .venv-tpu
 
-.PHONY: run test test-slow test-tpu lint install clean benchmark
+.PHONY: run test test-slow test-tpu mutants lint install clean benchmark
 
 install: $(READY)
 
@@ -41,6 +41,10 @@ test-tpu: $(TPU)/.installed
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Faults planted in every kernel by a program: how many the quick tier finds.
+mutants: $(READY)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m kdk_bench.mutation
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/overhead.py
