@@ -133,6 +133,18 @@ def poisoned_memory() -> Iterator[None]:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
+def _moved(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know."""
+    generator = torch.Generator().manual_seed(0)
+    step = torch.finfo(torch.float32).eps
+
+    def move(t: Tensor) -> Tensor:
+        sign = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.float64) * 2 - 1
+        return t * (1 + step * sign)
+
+    return tuple([move(a) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for a in args])
+
+
 class Expectation:
     """What the reference says about one case: oracle, yardstick and the reference itself, for every result."""
 
@@ -148,15 +160,17 @@ class Expectation:
         with storing(dtype):
             if row.direction == "forward":
                 self.call = _forward_call(op, inputs, problem)
-                in_64 = function(*self.call.map(lambda t: t.double()))
+                wide = self.call.map(lambda t: t.double())
                 in_32 = function(*self.call.map(lambda t: t.float()))
             else:
                 grads = draw(op, op.outputs, problem, dtype, seed, prefix="gradient of ")
                 self.call = _backward_call(op, inputs, grads, problem, None)
-                in_64 = function(*_backward_call(op, inputs, grads, problem, torch.float64).args)
+                wide = _backward_call(op, inputs, grads, problem, torch.float64).args
                 in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
+            self.oracle = _outputs(function(*wide))
+            moved = _outputs(function(*_moved(wide)))
+        self.spread = [None if m is None or o is None else (m - o).abs() for m, o in zip(moved, self.oracle)]
         self.reference = _outputs(function(*self.call.args))
-        self.oracle = _outputs(in_64)
         in_float32 = _outputs(in_32)
         self.longest = [longest(op, name, problem) for name in self.call.names]
         self.yardstick = [
@@ -176,21 +190,22 @@ class Expectation:
     def judge(self, got: tuple[Tensor | None, ...], pools: dict[str, Pool]) -> tuple[str, float, bool]:
         """(why the results are wrong, or "", the worst error ratio, whether any result could tell right from wrong)."""
         worst, telling = 0.0, False
-        for name, k, y, o, n in zip(self.call.names, got, self.yardstick, self.oracle, self.longest):
+        rows = zip(self.call.names, got, self.yardstick, self.oracle, self.longest, self.spread)
+        for name, k, y, o, n, spread in rows:
             if y is None or o is None:
                 if k is not None and k.shape != (0,):
                     return f"{name}: computed although it is not needed", worst, telling
                 continue
             if k is None:
                 return f"{name}: missing", worst, telling
-            verdict = judge(k, y, o, longest=n)
+            verdict = judge(k, y, o, longest=n, spread=spread)
             worst = max(worst, verdict.error_ratio)
             if not verdict.accepted:
                 self.refused = name, k, y, o, n
                 return f"{name}: {verdict.reason}", worst, telling
             if not k.is_contiguous():
                 return f"{name}: strides {k.stride()}, the fake promises a contiguous result", worst, telling
-            telling = telling or informative(y, o, longest=n)
+            telling = telling or informative(y, o, longest=n, spread=spread)
             if self.problem.counted:
                 pools.setdefault(name, Pool()).add(k, y, o)
         return "", worst, telling

@@ -44,7 +44,7 @@ class Verdict:
 class Comparison(Protocol):
     """How an output is compared. `judge` has checked shapes and dtypes, brought all to the CPU, and none is empty."""
 
-    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int) -> Verdict: ...
+    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int, spread: Tensor | None = None) -> Verdict: ...
 
 
 class Floors(NamedTuple):
@@ -93,7 +93,7 @@ def slices(t: Tensor) -> Tensor:
     return t.reshape(1, -1)
 
 
-def errors(k: Tensor, y: Tensor, o: Tensor, longest: int) -> Errors:
+def errors(k: Tensor, y: Tensor, o: Tensor, longest: int, spread: Tensor | None = None) -> Errors:
     """What `Rounded` compares. Floating-point k and y of one dtype, o in float64, one shape, CPU, not empty."""
     floor = floors(k.dtype, longest)
     rounded, kernel, reference = o.to(k.dtype).double(), k.double(), y.double()
@@ -111,7 +111,8 @@ def errors(k: Tensor, y: Tensor, o: Tensor, longest: int) -> Errors:
     # Where only the reference is not finite it does not show what can be reached; rounding the oracle does.
     reference = torch.where(torch.isfinite(reference), reference, rounded)
     reference_error = torch.where(in_range & torch.isfinite(reference), (reference - expected).abs(), 0.0)
-
+    if spread is not None:
+        reference_error = torch.maximum(reference_error, torch.nan_to_num(spread, nan=0.0, posinf=0.0))
     expected_rows, error_rows = slices(expected), slices(error)
     reference_rows = slices(reference_error)
     peak = expected_rows.abs().amax(-1)
@@ -126,8 +127,8 @@ class Rounded:
     """Floating-point outputs: not finite only where the oracle (rounded) or the reference is so, and showing one of the
     two; elsewhere the worst and the RMS error of every slice at most twice the yardstick's, or the floor."""
 
-    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int) -> Verdict:
-        e = errors(k, y, o, longest)
+    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int, spread: Tensor | None = None) -> Verdict:
+        e = errors(k, y, o, longest, spread)
         if torch.isinf(e.error).any():
             return Verdict(False, _special_value_reason(k, y, o, e.error), math.nan)
         # The largest float64 values can make an error overflow against a limit that does too.
@@ -161,7 +162,7 @@ class Exact:
     multiplication by a zero mask leave the sign of zero to the order of the operands. `same_bits` compares bits.
     """
 
-    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int) -> Verdict:
+    def judge(self, k: Tensor, y: Tensor, o: Tensor, longest: int, spread: Tensor | None = None) -> Verdict:
         wrong = ~_same_value(k, o.to(k.dtype))
         count = int(wrong.sum())
         if count == 0:
@@ -175,11 +176,15 @@ class Exact:
         )
 
 
-def judge(k: Tensor, y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None) -> Verdict:
+def judge(
+    k: Tensor, y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None, spread: Tensor | None = None
+) -> Verdict:
     """Accept or refuse the kernel's output `k`.
 
     longest: the number of terms of the operator's longest reduction, at least 1.
     how: the comparison; by default `Rounded()` for floating-point outputs and `Exact()` for integers and booleans.
+    spread: how far the oracle moves when every input moves by a rounding of float32, per element. Where that is more than the
+    yardstick's error the output is a difference of nearly equal numbers, and the yardstick was lucky: nobody can do better.
     A wrong shape or dtype of k is a refusal; of y or o, ValueError: those are not the kernel's doing.
     """
     k, y, o = (t.detach().cpu() for t in (k, y, o))
@@ -192,7 +197,7 @@ def judge(k: Tensor, y: Tensor, o: Tensor, *, longest: int, how: Comparison | No
         return Verdict(True)
     if how is None:
         how = Rounded() if k.is_floating_point() else Exact()
-    return how.judge(k, y, o, longest)
+    return how.judge(k, y, o, longest, spread)
 
 
 def yardstick(reference_in_dtype: Tensor, reference_in_float32: Tensor, o: Tensor, *, longest: int) -> Tensor:
@@ -221,7 +226,9 @@ def sloppy(reference_in_dtype: Tensor, y: Tensor, o: Tensor, *, longest: int) ->
     return None if verdict.accepted else f"the reference fails its own check: {verdict.reason}"
 
 
-def informative(y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None) -> bool:
+def informative(
+    y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None, spread: Tensor | None = None
+) -> bool:
     """Whether a case can tell right from wrong: zeros fail it, and so does the mean of the oracle everywhere.
 
     Empty outputs, single elements and constants are never informative.
@@ -235,7 +242,7 @@ def informative(y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = 
         mean = round(mean)
     for value in (0, mean):
         guess = torch.full(y.shape, value, dtype=torch.float64).to(y.dtype)
-        if judge(guess, y, o, longest=longest, how=how).accepted:
+        if judge(guess, y, o, longest=longest, how=how, spread=spread).accepted:
             return False
     return True
 

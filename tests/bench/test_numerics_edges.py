@@ -189,3 +189,13 @@ def test_a_sum_in_order_of_squares_of_16_bit_values_drifts_and_is_right() -> Non
     y = squares.sum(-1)
     assert judge(total, y, oracle, longest=4099).accepted
     assert not judge(squares[:, :-1].sum(-1) * (1 - 1e-4), y, oracle, longest=4099).accepted
+
+
+def test_what_is_left_of_nearly_equal_numbers_is_no_ones_fault() -> None:
+    """A difference that float32 cannot know: the reference was lucky in it, a right kernel need not be."""
+    o = torch.full((1, 1), 1.0e-6, dtype=torch.float64)
+    y, k = o.float() + 1e-8, o.float() + 1.4e-7
+    assert not judge(k, y, o, longest=1).accepted
+    spread = torch.full((1, 1), 1.2e-7, dtype=torch.float64)
+    assert judge(k, y, o, longest=1, spread=spread).accepted
+    assert not judge(torch.zeros(1, 1), y, o, longest=1, spread=spread).accepted
