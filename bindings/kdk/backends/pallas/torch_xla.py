@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 PLATFORMS = ("xla:tpu", "xla:cpu")
