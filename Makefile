@@ -6,8 +6,9 @@ READY := $(VENV)/.installed
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 TPU := .venv-tpu
+XLA := .venv-xla
 
-.PHONY: run test test-slow test-tpu mutants lint install clean benchmark
+.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark
 
 install: $(READY)
 
@@ -38,6 +39,16 @@ $(TPU)/.installed: $(READY)
 test-tpu: $(TPU)/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TPU) $(BIN)/python -m pytest tests/tpu
 
+# PyTorch/XLA wants torch 2.9, which has no CPU build on PyPI: an environment of its own, of 7 GB.
+$(XLA)/.installed: pyproject.toml constraints-xla.txt
+	$(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python -m pip install -q --no-deps --no-compile -r constraints-xla.txt
+	$(XLA)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+test-xla: $(XLA)/.installed
+	PJRT_DEVICE=CPU JAX_PLATFORMS=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(XLA)/bin/python -m pytest tests/xla
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -50,4 +61,4 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
 clean:
-	rm -rf $(VENV) $(TPU) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TPU) $(XLA) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -35,7 +35,12 @@ MUCH = 1 << 30  # bytes behind a view whose elements lie far apart
 
 
 def _to(t: Tensor, device: str) -> Tensor:
-    """A copy with the same strides and offset, neighbours in its storage included; of a view that lies far apart, without."""
+    """A copy with the same strides and offset, neighbours in its storage included; of a view that lies far apart, without.
+
+    XLA's tensors have neither strides nor a storage.
+    """
+    if device == "xla":
+        return t.to(device)
     if t.untyped_storage().nbytes() > MUCH:
         wide = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
         return wide.copy_(t)

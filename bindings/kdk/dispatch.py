@@ -140,13 +140,13 @@ def _reference(op: Op, direction: str) -> Candidate:
 
 
 def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choice, device: torch.device) -> Candidate:
-    """A language's kernel: on its own platform on the device, on CPU tensors in its simulator, refused elsewhere."""
+    """A language's kernel: on its own platforms on the device, on a CPU's tensors in its simulator, refused elsewhere."""
     native = where in language.platforms
     target = "" if native else choice.target or language.targets[0]
     candidate = Candidate(op, direction, language.name, "device" if native else "simulated", target)
     launch = language.module("launch")
-    static = None if native or where == "cpu" else f"it does not run on {where}"
-    static = static or launch.missing(where if native else "cpu")
+    static = None if native or where in language.simulated else f"it does not run on {where}"
+    static = static or launch.missing(where)
     file = kernel_file(op, language.name, direction)
     if file is None:
         static = f"{op.name} has no {language.name} kernel for its {direction}"

@@ -12,6 +12,7 @@ LANGUAGE = Language(
         "float64": "a TPU has no 64-bit types",
         "int64": "a TPU has no 64-bit types",
     },
+    simulated=("cpu", "xla:cpu"),
 )
 
 MIB = 1 << 20

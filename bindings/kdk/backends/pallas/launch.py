@@ -1,4 +1,4 @@
-"""Pallas kernels on a TPU, as operators of TorchTPU (`torch.tpu.pallas.jax_op`)."""
+"""Pallas kernels on a TPU, as operators of TorchTPU (`torch.tpu.pallas.jax_op`). On tensors of PyTorch/XLA: torch_xla.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kdk.backends.pallas import torch_xla
 from kdk.backends.pallas.environment import prepare_jax
 
 NAMESPACE = "kdk_pallas"
@@ -23,8 +24,8 @@ def missing(where: str) -> str | None:
         return "jax is not installed: pip install 'torch-kdk[jax]'"
     if where == "cpu":
         return None
-    if where != "tpu":
-        return f"kdk launches Pallas kernels through TorchTPU, on its device tpu, not on {where}"
+    if where in torch_xla.PLATFORMS:
+        return torch_xla.missing()
     if importlib.util.find_spec("torch_tpu") is None:
         return "torch_tpu, through which kdk launches Pallas kernels, is not installed: pip install torch_tpu"
     if torch.accelerator.device_count() == 0:
@@ -40,6 +41,8 @@ def prepare() -> None:
 @functools.cache
 def target(device: torch.device) -> str:
     """The chip of a device, as `--target` names it: v6e. A chip that kdk does not know keeps TorchTPU's name."""
+    if device.type == "xla":
+        return torch_xla.target()
     name = torch.tpu.get_device_name()  # type: ignore[attr-defined]  # torch_tpu brings torch.tpu
     return CHIPS.get(name, name)
 
@@ -62,5 +65,7 @@ def operator(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_on_device(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """`function` on tensors of a TPU, compiled by TorchTPU."""
+    """`function` on tensors of a TPU, compiled by TorchTPU or PyTorch/XLA."""
+    if torch_xla.is_xla(args):
+        return torch_xla.run(function, args)
     return operator(function)(*args)

@@ -1,4 +1,4 @@
-"""Pallas kernels on CPU tensors, interpreted by jax."""
+"""Pallas kernels on CPU tensors, interpreted by jax. On tensors of PyTorch/XLA's CPU: torch_xla.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdk.backends.pallas import faults
+from kdk.backends.pallas import faults, torch_xla
 from kdk.backends.pallas.faults import look_for_faults
 
 
@@ -48,7 +48,10 @@ def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: s
     """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces.
 
     Small problems are looked through for faults first (`look_for_faults` says what is small): SimulationError.
+    On xla tensors they are not: what runs there is a program of XLA's, without the TPU's memory and DMAs.
     """
+    if torch_xla.is_xla(args):
+        return torch_xla.run(function, args, interpret=True)
     import jax
 
     static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
