@@ -29,6 +29,7 @@ from kdk_bench.generate import Problem, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
 
+MOVES = 6  # of the inputs, to see how far the oracle moves: in one alone, two moves may cancel
 DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
 
@@ -133,9 +134,9 @@ def poisoned_memory() -> Iterator[None]:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _moved(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     step = torch.finfo(torch.float32).eps
 
     def move(t: Tensor) -> Tensor:
@@ -143,6 +144,11 @@ def _moved(args: tuple[Any, ...]) -> tuple[Any, ...]:
         return t * (1 + step * sign)
 
     return tuple([move(a) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for a in args])
+
+
+def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
+    found = [(m - oracle).abs() for m in moved if m is not None and oracle is not None]
+    return torch.stack(found).amax(0) if found else None
 
 
 class Expectation:
@@ -168,8 +174,8 @@ class Expectation:
                 wide = _backward_call(op, inputs, grads, problem, torch.float64).args
                 in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
             self.oracle = _outputs(function(*wide))
-            moved = _outputs(function(*_moved(wide)))
-        self.spread = [None if m is None or o is None else (m - o).abs() for m, o in zip(moved, self.oracle)]
+            moved = [_outputs(function(*_moved(wide, seed))) for seed in range(MOVES)]
+        self.spread = [_spread(o, results) for o, *results in zip(self.oracle, *moved)]
         self.reference = _outputs(function(*self.call.args))
         in_float32 = _outputs(in_32)
         self.longest = [longest(op, name, problem) for name in self.call.names]
