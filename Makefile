@@ -39,10 +39,12 @@ $(TPU)/.installed: $(READY)
 test-tpu: $(TPU)/.installed
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TPU) $(BIN)/python -m pytest tests/tpu
 
-# PyTorch/XLA wants torch 2.9, which has no CPU build on PyPI: an environment of its own, of 7 GB.
+# PyTorch/XLA wants torch 2.9, which has no CPU build on PyPI: an environment of its own, of 6 GB. torch_xla's package holds an
+# old torchax that wants flax too: a newer one goes in over it.
 $(XLA)/.installed: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install -q --no-deps --no-compile -r constraints-xla.txt
+	$(XLA)/bin/python -m pip install -q --no-deps --no-compile torchax==0.0.7
 	$(XLA)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -23,10 +23,14 @@ def nothing_remembered() -> None:
 
 def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchax" else find(name))
+    monkeypatch.setattr(torch_xla, "_installed", lambda package: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flax" else find(name))
     for where in ("xla:tpu", "xla:cpu"):
         assert "pip install torchax" in launch.missing(where)
     assert launch.missing("cpu") is None
+    torch_xla.missing.cache_clear()
+    monkeypatch.setattr(torch_xla, "_installed", lambda package: True)
+    assert torch_xla.missing() is None
 
 
 @pytest.mark.parametrize(

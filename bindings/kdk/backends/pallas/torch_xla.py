@@ -7,6 +7,7 @@ that XLA compiles for the CPU.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable
@@ -21,10 +22,20 @@ CHIPS = {"v5litepod": "v5e", "v7x": "tpu7x"}  # what a TPU virtual machine calls
 @functools.cache
 def missing() -> str | None:
     """Why torch_xla cannot run a kernel here (the tensors are its own, so it is there itself)."""
-    for package in ("jax", "torchax"):
-        if importlib.util.find_spec(package) is None:
-            return f"{package}, with which torch_xla calls a Pallas kernel, is not installed: pip install {package}"
+    if importlib.util.find_spec("jax") is None:
+        return "jax, with which torch_xla calls a Pallas kernel, is not installed: pip install 'torch-kdk[jax]'"
+    if not _installed("torchax") and importlib.util.find_spec("flax") is None:
+        # torch_xla's own package holds a torchax, which imports flax.
+        return "torchax, with which torch_xla calls a Pallas kernel, is not installed (torch_xla's copy wants flax): pip install torchax"
     return None
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def is_xla(args: tuple[Any, ...]) -> bool:
