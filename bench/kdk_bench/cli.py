@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk bench`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -21,6 +21,8 @@ except ImportError as error:  # another package of this name goes before
     from kdk_bench.identity import explain
 
     raise SystemExit(explain(error)) from None
+
+from kdk_bench.bench_command import bench_command
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -152,6 +154,9 @@ def _with_progress(plan: Any, jobs: int, console: Any) -> list[Any]:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("checking", total=len(plan.rows))
         return runner.run(plan, jobs=jobs, progress=lambda: progress.advance(task))
+
+
+cli.add_command(bench_command)
 
 
 @cli.group("evidence")

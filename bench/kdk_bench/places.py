@@ -85,3 +85,15 @@ def place(implementation: str, target: str) -> Place:
     if device:
         return Place(f"{implementation}!", device, "measured")
     return Place(f"{implementation}@{target}!", "cpu", "simulated")
+
+
+def benched(name: str) -> tuple[torch.device, str]:
+    """The torch device to time on and its chip: the named one, else the first accelerator, else the CPU."""
+    chips = {device: chip for chip, device in local_targets().items()}
+    if name == "cpu" or (not name and not chips):
+        return torch.device("cpu"), "cpu"
+    matching = [device for device in chips if not name or device == name or device.partition(":")[0] == name]
+    if not matching:
+        limit = ", ".join(["cpu", *chips])
+        raise UsageError("KDK-DEVICE", "no such device here", value=repr(name), limit=limit, way_out="without it: kdk compile")
+    return torch.device(matching[0]), chips[matching[0]]
