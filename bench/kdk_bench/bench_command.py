@@ -16,6 +16,8 @@ REGRESSED = 1
 
 @click.command("bench")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
+@click.option("--block", "block", metavar="MODEL", help="Blocks of a model instead: llama-3-8b, qwen3-moe, mixtral or gemma-3.")
+@click.option("--tokens", default=128, show_default=True, help="Length of the sequence that runs through a block.")
 @click.option("--direction", "directions", multiple=True, type=click.Choice(["forward", "backward"]))
 @click.option("--case", default="", metavar="NAME", help="A model's shapes; all: every one. Default: the operator's first.")
 @click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Default: float32 on the CPU, bfloat16 elsewhere.")
@@ -31,6 +33,8 @@ REGRESSED = 1
 @click.option("--ops", "directory", metavar="DIR", help="Also take the operators in a folder of your own.")
 def bench_command(
     ops: tuple[str, ...],
+    block: str | None,
+    tokens: int,
     directions: tuple[str, ...],
     case: str,
     dtypes: tuple[str, ...],
@@ -57,9 +61,14 @@ def bench_command(
     if fail_on_regression is not None and not baseline:
         raise UsageError("KDK-BASELINE", "--fail-on-regression compares with a baseline", way_out="give --baseline FILE")
     old = comparing.load(baseline) if baseline else None
-    plan = _plan(ops, directions, case, dtypes, device, directory)
+    if block and ops:
+        raise UsageError("KDK-BENCH", "--block and operators exclude each other", value=" ".join(ops))
     console = report.console(to_stderr=json_file == "-")
-    entries = _run(plan, seconds, against, json.loads(Path(prices).read_text()) if prices else {})
+    if block:
+        entries = _run_blocks(block, tokens, directions, dtypes, device, seconds)
+    else:
+        plan = _plan(ops, directions, case, dtypes, device, directory)
+        entries = _run(plan, seconds, against, json.loads(Path(prices).read_text()) if prices else {})
     reporting.table(entries, console)
     found = reporting.as_json(entries)
     if json_file:
@@ -110,6 +119,24 @@ def _run(plan: list[tuple[Any, ...]], seconds: float, against: tuple[str, ...], 
         for race in plan:
             entries += measure(Race(*race), seconds=seconds, against=against, price=prices.get(race[-1]))
             progress.advance(task)
+    return entries
+
+
+def _run_blocks(
+    model: str, tokens: int, directions: tuple[str, ...], dtypes: tuple[str, ...], device: str, seconds: float
+) -> list[Any]:
+    import torch
+
+    import kdk.ops  # noqa: F401
+    from kdk_bench.benchmarking import blocks
+    from kdk_bench.places import benched
+
+    (where, target), entries = benched(device), []
+    for dtype in dtypes or ("float32" if where.type == "cpu" else "bfloat16",):
+        for name in blocks.BLOCKS:
+            block = blocks.build(model, name, tokens, getattr(torch, dtype), where)
+            for direction in directions or ("forward", "backward"):
+                entries += blocks.measure(block, direction, target, seconds)
     return entries
 
 

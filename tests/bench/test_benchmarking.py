@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kdk.errors import UsageError
 from kdk.peers import Peer
 from kdk_bench.bench_command import bench_command
-from kdk_bench.benchmarking import baseline, contenders, measuring, memory, page, reporting, statistics
+from kdk_bench.benchmarking import baseline, blocks, contenders, measuring, memory, page, reporting, statistics
 from kdk_bench.benchmarking.measuring import Race, case_named, measure
 
 CPU = torch.device("cpu")
@@ -160,6 +160,38 @@ def test_the_command(tmp_path: Path) -> None:
 def test_usage(arguments: list[str]) -> None:
     with pytest.raises(UsageError):
         CliRunner().invoke(bench_command, ["rms_norm", *arguments], standalone_mode=False, catch_exceptions=False)
+
+
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_blocks_of_a_model(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block of a model, small here, runs with kdk and without; the patched one is judged against float64."""
+    monkeypatch.setitem(blocks.MODELS, "tiny", ("Llama", TINY))
+    monkeypatch.setattr(blocks.torch, "compile", lambda module, **options: module)  # compiling has tests of its own
+    for name in blocks.BLOCKS:
+        found = {e.contender: e for e in blocks.measure(blocks.build("tiny", name, 8, torch.float32, CPU), direction, "cpu", 0.01)}
+        assert {e.outcome for e in found.values()} == {"measured"}, (name, found)
+        assert found["kdk, eager"].ratio and found["kdk, eager"].heat.op == f"tiny: {name}"
+
+
+def test_a_block_that_kdk_makes_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(blocks.MODELS, "tiny", ("Llama", TINY))
+    monkeypatch.setattr(blocks.torch, "compile", lambda module, **options: module)
+    spoilt = blocks._patched
+
+    def patched(module: torch.nn.Module) -> torch.nn.Module:
+        module = spoilt(module)
+        with torch.no_grad():
+            next(module.parameters()).mul_(1.001)
+        return module
+
+    monkeypatch.setattr(blocks, "_patched", patched)
+    found = {e.contender: e for e in blocks.measure(blocks.build("tiny", "mlp", 8, torch.float32, CPU), "forward", "cpu", 0.01)}
+    assert {n: e.outcome for n, e in found.items()} == {
+        "eager": "measured", "torch.compile": "measured", "kdk, eager": "wrong", "kdk, torch.compile": "wrong",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
