@@ -361,9 +361,14 @@ def _model(op: Op, cases: Cases, case: Case, seed: int) -> Problem:
     tokens = next(iter(cases.dims))
     keep = tuple(letter for letter in cases.dims if letter != tokens)
     sizes = _shrink(op, dict(case.sizes), cases.dims, FULL_ELEMENTS, keep)
+    return model_problem(op, cases, case, sizes, _lead(op, sizes, rng))
+
+
+def model_problem(op: Op, cases: Cases, case: Case, sizes: Mapping[str, int], lead: Mapping[str, tuple[int, ...]]) -> Problem:
+    """A model's case at sizes that may be cut: its scalar arguments, every gradient needed."""
     usual = {name: options[0] for name, options in cases.scalars.items()} | dict(case.scalars)
     scalars = usual | {scalar: sizes[letter] for letter, scalar in op.sized.items()}
     if cases.valid is not None and not cases.valid(dict(sizes), dict(scalars)):
         problem, way_out = f"cases.py of {op.name}: the model {case.name!r} is not valid", "correct the case, or `valid`"
         raise DeclarationError("KDK-CASES", problem, value=f"{sizes} {scalars}", way_out=way_out)
-    return Problem(name=case.name, sizes=sizes, lead=_lead(op, sizes, rng), scalars=scalars, needs=tuple(op.uses))
+    return Problem(name=case.name, sizes=sizes, lead=lead, scalars=scalars, needs=tuple(op.uses))

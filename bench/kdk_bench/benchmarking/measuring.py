@@ -24,7 +24,7 @@ from kdk_bench.benchmarking.statistics import paired_ratio, percentiles
 from kdk_bench.check import Expectation, Row
 from kdk_bench.declared_cases import cases_of
 from kdk_bench.drawing import draw
-from kdk_bench.generate import Problem, fit
+from kdk_bench.generate import Problem, fit, model_problem
 
 functorch_config.donated_buffer = False  # else a compiled backward refuses to run twice
 
@@ -92,10 +92,8 @@ def case_named(name: str, case: str) -> list[Case]:
 
 
 def _problem(op: Op, case: Case, sizes: Mapping[str, int]) -> Problem:
-    usual = {name: options[0] for name, options in cases_of(op).scalars.items()}
     starred = {t[1:] for text in op.shapes.values() for t in text.split() if t.startswith("*")}
-    lead = {letter: (sizes[letter],) for letter in starred}
-    return Problem(name=case.name, sizes=sizes, lead=lead, scalars={**usual, **case.scalars}, needs=tuple(op.uses))
+    return model_problem(op, cases_of(op), case, sizes, {letter: (sizes[letter],) for letter in starred})
 
 
 class Race:
@@ -116,7 +114,7 @@ class Race:
         self.grads = None
         if direction == "backward":
             drawn = draw(op, op.outputs, self.problem, working, 0, prefix="gradient of ").tensors
-            self.grads = [drawn[n].to(device) for n in op.outputs]
+            self.grads = [None if (g := drawn.get(n)) is None else g.to(device) for n in op.outputs]
 
     def runner(self, contender: Contender) -> Callable[[], Any]:
         """What is timed: a forward without gradients, or a backward alone."""
