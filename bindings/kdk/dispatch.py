@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -105,11 +106,17 @@ def _other(op: Op) -> Op:
 
 
 class Kernel(NamedTuple):
-    """A kernel's function, why it may not take a call, and what it is called with."""
+    """A kernel's file, the name of its function, why it may not take a call, and what it is called with."""
 
-    function: Callable[..., Any]
+    module: ModuleType
+    name: str
     supports: Callable[..., str | None] | None
     arguments: Callable[..., tuple[Any, ...]]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Looked up at each call: a file that is loaded anew takes effect."""
+        return getattr(self.module, self.name)  # type: ignore[no-any-return]
 
 
 def load_kernel(op: Op, implementation: str, direction: str) -> Kernel | None:
@@ -120,7 +127,7 @@ def load_kernel(op: Op, implementation: str, direction: str) -> Kernel | None:
     own = name.startswith(f"{op.package}.")
     module = importlib.import_module(name)
     arguments = op.backward_as if not own and op.backward_as else lambda *args: args
-    return Kernel(getattr(module, direction if own else "forward"), getattr(module, "supports", None), arguments)
+    return Kernel(module, direction if own else "forward", getattr(module, "supports", None), arguments)
 
 
 def as_promised(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
