@@ -14,12 +14,11 @@ from kdk.op import Op
 
 
 class Row(NamedTuple):
-    """A tensor argument. other: a dtype that it may have beside the working one. real: it must be floating point. points: integers."""
+    """A tensor argument. other: a dtype that it may have beside the working one. points: integers, whatever the working dtype."""
 
     place: int
     name: str
     other: torch.dtype | None
-    real: bool
     points: bool
 
 
@@ -29,9 +28,8 @@ def tensor_rows(op: Op) -> tuple[Row, ...]:
     rows = []
     for name in op.tensors:
         other = getattr(torch, op.mixed[name]) if name in op.mixed else None
-        # An argument without a gradient may be indices or a mask, which are for the operator's own check.
-        rows.append(Row(names.index(name), name, other, name in op.uses, name in op.indexes))
-    return tuple(sorted(rows, key=lambda row: (row.points, row.other is not None, not row.real)))
+        rows.append(Row(names.index(name), name, other, name in op.indexes))
+    return tuple(sorted(rows, key=lambda row: (row.points, row.other is not None)))
 
 
 def checking(op: Op) -> Callable[..., None]:
@@ -41,7 +39,7 @@ def checking(op: Op) -> Callable[..., None]:
 
     def run(*args: Any, **kwargs: Any) -> None:
         first, dtype = "", None
-        for place, name, other, real, points in rows:
+        for place, name, other, points in rows:
             t = args[place] if place < len(args) else kwargs.get(name)
             if t is None:
                 continue
@@ -52,8 +50,6 @@ def checking(op: Op) -> Callable[..., None]:
             if points:
                 if t.dtype not in INTEGERS:
                     raise _no_integers(op, name, t)
-                continue
-            if not (real or t.is_floating_point() or t.is_complex()):
                 continue
             if dtype is None:
                 if t.dtype not in working:

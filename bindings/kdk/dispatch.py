@@ -119,6 +119,10 @@ class Kernel(NamedTuple):
         return getattr(self.module, self.name)  # type: ignore[no-any-return]
 
 
+def _dtype_name(a: Any) -> Any:
+    return str(a).removeprefix("torch.") if isinstance(a, torch.dtype) else a
+
+
 def load_kernel(op: Op, implementation: str, direction: str) -> Kernel | None:
     """A direction's kernel in one language, its file imported; None when the operator has none."""
     name = kernel_file(op, implementation, direction)
@@ -126,7 +130,9 @@ def load_kernel(op: Op, implementation: str, direction: str) -> Kernel | None:
         return None
     own = name.startswith(f"{op.package}.")
     module = importlib.import_module(name)
-    arguments = op.backward_as if not own and op.backward_as else lambda *args: args
+    taken = op.backward_as if not own and op.backward_as else lambda *args: args
+    named = implementation in LANGUAGES and LANGUAGES[implementation].names_dtypes
+    arguments = (lambda *args: tuple(map(_dtype_name, taken(*args)))) if named else taken
     return Kernel(module, direction if own else "forward", getattr(module, "supports", None), arguments)
 
 

@@ -130,7 +130,7 @@ def test_a_second_call_with_another_dtype_is_checked_too() -> None:
     kdk.ops.rms_norm(x, weight, 1e-6)
 
 
-def test_integers_where_the_operator_differentiates_nothing() -> None:
-    """Only arguments with a gradient must be floating point: others may be indices, which their operator checks itself."""
-    order, _ = registry.OPERATORS["positions"].call(torch.tensor([[3, 1, 2]]))
-    assert order.tolist() == [[1, 2, 0]]
+def test_integers_are_what_the_declaration_says() -> None:
+    """An operator without gradients, too, takes its working dtypes alone."""
+    with pytest.raises(InputError, match="KDK-DTYPE"):
+        registry.OPERATORS["positions"].call(torch.tensor([[3, 1, 2]]))
