@@ -1,13 +1,16 @@
-"""Many rows of a check: which there are, and how they run side by side in processes that may die."""
+"""Many rows: which there are, and how they run side by side in processes that may die."""
 
 from __future__ import annotations
 
+import collections
+import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kdk.backends import LANGUAGES, TARGETS
 from kdk.dispatch import kernel_file
@@ -81,7 +84,7 @@ def _begin(directory: str | None) -> None:
         load_directory(directory)
 
 
-def _work(row: Row, plan: Plan) -> list[Result]:
+def _work(plan: Plan, row: Row) -> list[Result]:
     return run_row(
         row, place(row.implementation, row.target), full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory
     )
@@ -92,41 +95,60 @@ def _died(row: Row) -> Result:
     return Result(row, "all", "unknown", reason=reason)
 
 
-def _pool(plan: Plan, jobs: int) -> ProcessPoolExecutor:
+def _pool(jobs: int, directory: str | None) -> ProcessPoolExecutor:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
         os.environ.setdefault(variable, "1")
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(plan.directory,))
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(directory,))
 
 
 def run(plan: Plan, *, jobs: int = 0, progress: Callable[[], None] = lambda: None) -> list[Result]:
     """Run every row: in this process when jobs is 0, else in that many. Results in the rows' order."""
+    bare = Plan((), plan.full, plan.seed, plan.case, plan.directory)
     done: dict[Row, list[Result]] = {}
-    for row, results in _run_all(plan, jobs):
-        done[row] = results
+    for row, results in side_by_side(plan.rows, functools.partial(_work, bare), jobs=jobs, directory=plan.directory):
+        done[row] = [_died(row)] if results is None else results
         progress()
     return [result for row in plan.rows for result in done[row]]
 
 
-def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+def side_by_side(
+    items: Iterable[Item], work: Callable[[Item], Outcome], *, jobs: int, directory: str | None
+) -> Iterator[tuple[Item, Outcome | None]]:
+    """work(item) for every item, in this process when jobs is 0, else in that many. In the order in which they end.
+
+    None for an item whose process died. A process that dies takes the pool with it: what it was doing is not known, so that what
+    was under way then is done again, each item in a process of its own.
+    """
+    waiting = collections.deque(items)
     if jobs == 0:
-        for row in plan.rows:
-            yield row, _work(row, plan)
+        for item in waiting:
+            yield item, work(item)
         return
-    left = list(plan.rows)
-    bare = Plan((), plan.full, plan.seed, plan.case, plan.directory)
-    with _pool(plan, jobs) as pool:
-        futures = {pool.submit(_work, row, bare): row for row in plan.rows}
-        for future in as_completed(futures):
+    while waiting:
+        flying: dict[Future[Outcome], Item] = {}
+        with _pool(jobs, directory) as pool:
             try:
-                results = future.result()
+                while waiting or flying:
+                    while waiting and len(flying) < jobs:
+                        flying[pool.submit(work, waiting[0])] = waiting[0]
+                        waiting.popleft()
+                    for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                        outcome = future.result()
+                        yield flying.pop(future), outcome
             except BrokenProcessPool:
-                break
-            left.remove(futures[future])
-            yield futures[future], results
-    for row in left:  # a worker died and took the pool with it: find out which row it was
-        with _pool(plan, 1) as pool:
-            try:
-                yield row, pool.submit(_work, row, bare).result()
-            except BrokenProcessPool:
-                yield row, [_died(row)]
+                pass
+        for item in flying.values():
+            yield item, _alone(item, work, directory)
+
+
+def _alone(item: Item, work: Callable[[Item], Outcome], directory: str | None) -> Outcome | None:
+    with _pool(1, directory) as pool:
+        try:
+            return pool.submit(work, item).result()
+        except BrokenProcessPool:
+            return None

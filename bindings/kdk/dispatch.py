@@ -163,11 +163,12 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
     else:
         run_simulated = language.module("simulate").run_simulated
         candidate.function = lambda *args: run_simulated(getattr(module, direction), args, target)
-    candidate.refuse = _refusal(language, target, getattr(module, "supports", None))
+    candidate.refuse = refusal(language, target, getattr(module, "supports", None))
     return candidate
 
 
-def _refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Refuse:
+def refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Refuse:
+    """The reason why a language's kernel does not take arguments: a dtype that it lacks, or what its `supports` says."""
     dtypes = {getattr(torch, name) for name in language.dtypes}
 
     def refuse(args: tuple[Any, ...]) -> str | None:
