@@ -52,23 +52,41 @@ def device(target: str) -> Any:
 def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
     """The kernel's function as a jax program for the chip (`.lower().compile()` makes an executable of it).
 
-    args: what the launcher gets. Of tensors only shapes and dtypes are read, so meta tensors do; the rest is static.
+    args: what the launcher gets. Of tensors (torch's or jax's) only shapes and dtypes are read, so meta tensors and
+    jax.ShapeDtypeStruct do; the rest is static.
     """
     import jax
 
     where = device(target)
     sharding = jax.sharding.SingleDeviceSharding(where)
-    static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
+    static = tuple(i for i, a in enumerate(args) if not _is_array(a) and a is not None)
     described = [
-        jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding)
-        if isinstance(a, Tensor)
-        else a
+        jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding) if _is_array(a) else a
         for a in args
     ]
     # Tells code that asks for the chip while it is traced (pltpu.get_tpu_info) what it is traced for.
     chip = jax.sharding.AbstractDevice(where.device_kind, 1, "tpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip)):
         return jax.jit(function, static_argnums=static).trace(*described)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def executable(stablehlo: str, target: str) -> str:
+    """The optimised program that XLA's TPU back end makes of a StableHLO module: what `traced(...).lower()` gives, as text."""
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jaxlib.mlir import ir
+
+    where = device(target)
+    with mlir.make_ir_context():
+        options = compiler.get_compile_options(1, 1)
+        loaded = where.client.compile(ir.Module.parse(stablehlo), _jax.DeviceList((where,)), options)
+    modules = loaded.get_hlo_modules() if hasattr(loaded, "get_hlo_modules") else loaded.hlo_modules()
+    return str(modules[0].to_string())
 
 
 def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Compiled:

@@ -40,6 +40,8 @@ class _OnDevice(TorchFunctionMode):
             return 0
         if name == "cuda":
             return args[0]
+        if func is torch.device:  # a name, which says nothing yet
+            return func(*args, **(kwargs or {}))
         return func(*[_here(a) for a in args], **{k: _here(v) for k, v in (kwargs or {}).items()})
 
 
@@ -99,7 +101,7 @@ def _properties(chip: Chip) -> SimpleNamespace:
 def device(target: str) -> Iterator[None]:
     """Inside, torch has one GPU, of this chip, on which nothing can be computed. For the whole process."""
     chip = CHIPS[target]
-    answers = {
+    answers: dict[str, Any] = {
         "get_device_properties": lambda *_: _properties(chip),
         "get_device_capability": lambda *_: chip.capability,
         "get_device_name": lambda *_: chip.part,
