@@ -8,7 +8,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 TPU := .venv-tpu
 XLA := .venv-xla
 
-.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark
+.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark browser
 
 install: $(READY)
 
@@ -54,6 +54,10 @@ test-xla: $(XLA)/.installed
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Debian's Chromium, in which the slow tests open the HTML reports. As root.
+browser:
+	apt-get install -y -qq chromium
 
 # Faults planted in every kernel by a program: how many the quick tier finds.
 mutants: $(READY)

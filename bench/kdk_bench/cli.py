@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk bench`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -20,6 +20,7 @@ except ImportError as error:  # another package of this name goes before
 
     raise SystemExit(explain(error)) from None
 
+from kdk_bench.bench_command import bench_command
 from kdk_bench.compile import compile_command
 from kdk_bench.options import DIRECTION, DTYPE, GITHUB, JOBS, JSON, OPS, TARGET, known, load, options, progress
 
@@ -67,7 +68,9 @@ def env_command(json_file: str | None) -> int:
 @click.option("--case", default="", metavar="NAME", help="Only the case of this name.")
 @click.option("--quick/--full", default=True, help="A dozen cases per row (the default), or all edges and the models' shapes.")
 @click.option("--seed", default=0, show_default=True, help="Another seed draws other sizes and values.")
-@options(JOBS, GITHUB, JSON, OPS)
+@options(JOBS)
+@click.option("--row-limit", type=float, default=0.0, metavar="SECONDS", help="Give up a row that takes longer: 600, or 7200 with --full.")
+@options(GITHUB, JSON, OPS)
 def check_command(
     ops: tuple[str, ...],
     implementations: tuple[str, ...],
@@ -78,6 +81,7 @@ def check_command(
     quick: bool,
     seed: int,
     jobs: int | None,
+    row_limit: float,
     github: bool,
     json_file: str | None,
     directory: str | None,
@@ -94,7 +98,7 @@ def check_command(
     rows = runner.rows_of(ops or own, implementations, directions, runner.targets_of(targets), dtypes)
     if not rows:
         raise UsageError("KDK-CHECK", "nothing to check: the filters leave no row", way_out="`kdk list` shows what there is")
-    plan = runner.Plan(rows, full=not quick, seed=seed, case=case, directory=directory)
+    plan = runner.Plan(rows, full=not quick, seed=seed, case=case, directory=directory, limit=row_limit)
     jobs = min(os.cpu_count() or 1, len(rows)) if jobs is None else jobs
     console = report.console(to_stderr=json_file == "-")
     with progress("checking", len(rows)) as advance:
@@ -111,6 +115,9 @@ def check_command(
 
 
 cli.add_command(compile_command)
+
+
+cli.add_command(bench_command)
 
 
 @cli.group("evidence")

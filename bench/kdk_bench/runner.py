@@ -1,16 +1,10 @@
-"""Many rows: which there are, and how they run side by side in processes that may die."""
+"""Many rows of a check: which there are, and how they run side by side in processes that may die."""
 
 from __future__ import annotations
 
-import collections
 import functools
-import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kdk.backends import LANGUAGES, TARGETS
 from kdk.dispatch import kernel_file
@@ -18,19 +12,27 @@ from kdk.errors import UsageError
 from kdk.registry import OPERATORS, require
 from kdk_bench.check import Result, Row, run_row
 from kdk_bench.places import place
+from kdk_bench.workers import DIED, HUNG, each
 
 DIRECTIONS = ("forward", "backward")
+LIMIT, FULL_LIMIT = 600.0, 7200.0  # seconds for a row of the quick and the full tier: far more than one that does not hang takes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, and how. directory: a bare folder with operators of the author's own."""
+    """What to run, and how. directory: a bare folder with operators of the author's own. limit: seconds for a row, 0 the usual
+    ones; a row that takes longer is given up, except in this process (jobs=0), which cannot end itself."""
 
     rows: Sequence[Row]
     full: bool = False
     seed: int = 0
     case: str = ""
     directory: str | None = None
+    limit: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.limit or (FULL_LIMIT if self.full else LIMIT)
 
 
 def targets_of(names: Iterable[str]) -> list[str]:
@@ -73,7 +75,7 @@ def rows_of(
     return rows
 
 
-def _begin(directory: str | None) -> None:
+def begin(directory: str | None) -> None:
     """In a worker: its share of the cores is one, and the author's operators are loaded."""
     import torch
 
@@ -84,71 +86,36 @@ def _begin(directory: str | None) -> None:
         load_directory(directory)
 
 
-def _work(plan: Plan, row: Row) -> list[Result]:
+def _work(row: Row, plan: Plan) -> list[Result]:
     return run_row(
         row, place(row.implementation, row.target), full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory
     )
 
 
-def _died(row: Row) -> Result:
-    reason = "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)"
-    return Result(row, "all", "unknown", reason=reason)
-
-
-def _pool(jobs: int, directory: str | None) -> ProcessPoolExecutor:
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
-        os.environ.setdefault(variable, "1")
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(directory,))
+def _lost(row: Row, how: str, plan: Plan) -> Result:
+    reasons = {
+        DIED: "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)",
+        HUNG: f"no end after {plan.seconds:g} s: the row was given up (a loop in the kernel, its simulator or its compiler that "
+        "does not end, or a slow machine: --row-limit)",
+    }
+    return Result(row, "all", "unknown", reason=reasons[how])
 
 
 def run(plan: Plan, *, jobs: int = 0, progress: Callable[[], None] = lambda: None) -> list[Result]:
     """Run every row: in this process when jobs is 0, else in that many. Results in the rows' order."""
-    bare = Plan((), plan.full, plan.seed, plan.case, plan.directory)
     done: dict[Row, list[Result]] = {}
-    for row, results in side_by_side(plan.rows, functools.partial(_work, bare), jobs=jobs, directory=plan.directory):
-        done[row] = [_died(row)] if results is None else results
+    for row, results in _run_all(plan, jobs):
+        done[row] = results
         progress()
     return [result for row in plan.rows for result in done[row]]
 
 
-Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
-
-
-def side_by_side(
-    items: Iterable[Item], work: Callable[[Item], Outcome], *, jobs: int, directory: str | None
-) -> Iterator[tuple[Item, Outcome | None]]:
-    """work(item) for every item, in this process when jobs is 0, else in that many. In the order in which they end.
-
-    None for an item whose process died. A process that dies takes the pool with it: what it was doing is not known, so that what
-    was under way then is done again, each item in a process of its own.
-    """
-    waiting = collections.deque(items)
+def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
     if jobs == 0:
-        for item in waiting:
-            yield item, work(item)
+        for row in plan.rows:
+            yield row, _work(row, plan)
         return
-    while waiting:
-        flying: dict[Future[Outcome], Item] = {}
-        with _pool(jobs, directory) as pool:
-            try:
-                while waiting or flying:
-                    while waiting and len(flying) < jobs:
-                        flying[pool.submit(work, waiting[0])] = waiting[0]
-                        waiting.popleft()
-                    for future in wait(flying, return_when=FIRST_COMPLETED).done:
-                        outcome = future.result()
-                        yield flying.pop(future), outcome
-            except BrokenProcessPool:
-                pass
-        for item in flying.values():
-            yield item, _alone(item, work, directory)
-
-
-def _alone(item: Item, work: Callable[[Item], Outcome], directory: str | None) -> Outcome | None:
-    with _pool(1, directory) as pool:
-        try:
-            return pool.submit(work, item).result()
-        except BrokenProcessPool:
-            return None
+    work = functools.partial(_work, plan=Plan((), plan.full, plan.seed, plan.case, plan.directory))
+    starting = functools.partial(begin, plan.directory)
+    for row, results in each(starting, work, plan.rows, jobs=jobs, limit=plan.seconds):
+        yield row, [_lost(row, results, plan)] if results in (DIED, HUNG) else results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kdk.registry import OPERATORS, require
-from kdk_bench.check import Row, run_case
+from kdk_bench.check import run_case
+from kdk_bench.expectation import Row
 from kdk_bench.generate import Problem
 from kdk_bench.places import place
 

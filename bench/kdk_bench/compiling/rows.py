@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,17 +11,20 @@ from typing import Any
 
 from kdk.backends import LANGUAGES, Compiled, one_line
 from kdk.cases import Case
-from kdk.dispatch import kernel_file, refusal
+from kdk.dispatch import kernel_file, load_kernel, refusal
 from kdk.errors import DeclarationError
+from kdk.indices import Indices
 from kdk.op import Op
 from kdk.registry import OPERATORS
-from kdk_bench.check import Row
 from kdk_bench.compiling import sources
 from kdk_bench.compiling.described import arguments
 from kdk_bench.declared_cases import cases_of
+from kdk_bench.expectation import Row
 from kdk_bench.records import environment, today
-from kdk_bench.runner import side_by_side
+from kdk_bench.runner import begin
+from kdk_bench.workers import DIED, HUNG, each
 
+LIMIT = 600.0  # seconds for one row
 BROKEN_PROMISE = "supports() takes it, the compiler does not: "
 
 
@@ -83,19 +86,21 @@ def _key(task: Task) -> str | None:
         return None
     if kernel is None or case is None:
         return None
-    return sources.key(kernel, row.implementation, {**asdict(row), "case": [case.name, dict(case.sizes), dict(case.scalars)]})
+    what = {**asdict(row), "case": [case.name, dict(case.sizes), dict(case.scalars)]}
+    return sources.key(kernel, op.package, row.implementation, what)
 
 
-def _kernel(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[[tuple[Any, ...]], str | None]]:
-    """What runs, on which arguments, and the reason why it would refuse some."""
+def _call(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], str | None]:
+    """What runs, on which arguments, and the reason why it would refuse them: as the operator's body does it."""
     row = task.row
     op, language = OPERATORS[row.op].op, LANGUAGES[row.implementation]
-    case, file = case_of(op, task.case), kernel_file(op, row.implementation, row.direction)
-    assert case is not None and file is not None
+    case = case_of(op, task.case)
     language.module("launch").prepare()
-    module = importlib.import_module(file)
-    args = arguments(op, row.direction, case, row.dtype)
-    return getattr(module, row.direction), args, refusal(language, row.target, getattr(module, "supports", None))
+    kernel = load_kernel(op, row.implementation, row.direction)
+    assert case is not None and kernel is not None
+    args = Indices(op, row.direction).narrowed(arguments(op, row.direction, case, row.dtype))
+    reason = refusal(language, row.target, kernel)(args)
+    return kernel.function, kernel.arguments(*args), reason
 
 
 def compile_task(task: Task) -> Result:
@@ -111,8 +116,7 @@ def compile_task(task: Task) -> Result:
             return replace(result, outcome="refused", reason=f"{op.name} has no {row.implementation} kernel for its {row.direction}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            function, args, refuse = _kernel(task)
-            reason = refuse(args)
+            function, args, reason = _call(task)
             if reason:
                 return replace(result, outcome="refused", reason=reason)
             lacks = compiler.missing()
@@ -153,18 +157,27 @@ def run(tasks: Sequence[Task], *, jobs: int, directory: str | None, progress: Ca
             done[task] = stored
             progress()
     left = [task for task in tasks if task not in done]
-    for task, result in side_by_side(left, compile_task, jobs=min(jobs, len(left)), directory=directory) if left else ():
+    for task, result in _compiled(left, jobs, directory):
         number = numbers[task]
-        done[task] = _died(task) if result is None else result
+        done[task] = _lost(task, result) if result in (DIED, HUNG) else result
         if number and (done[task].outcome in ("compiled", "refused") or done[task].resources):
             sources.store(number, done[task].as_json())
         progress()
     return [done[task] for task in tasks]
 
 
-def _died(task: Task) -> Result:
+def _compiled(tasks: Sequence[Task], jobs: int, directory: str | None) -> Iterator[tuple[Task, Any]]:
+    if jobs == 0:
+        for task in tasks:
+            yield task, compile_task(task)
+    elif tasks:
+        yield from each(functools.partial(begin, directory), compile_task, tasks, jobs=min(jobs, len(tasks)), limit=LIMIT)
+
+
+def _lost(task: Task, how: str) -> Result:
     case = case_of(OPERATORS[task.row.op].op, task.case)
-    return Result(task.row, case.name if case else task.case, "unknown", reason="the compiler's process died on this row")
+    reason = "the compiler's process died on this row" if how == DIED else f"the compiler did not end within {LIMIT:.0f} s"
+    return Result(task.row, case.name if case else task.case, "unknown", reason=reason)
 
 
 def timelines(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[dict[str, Any]]]]:
@@ -172,5 +185,5 @@ def timelines(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[dict[str, Any]
     for task in tasks:
         compiler = LANGUAGES[task.row.implementation].module("compile")
         if hasattr(compiler, "timeline"):
-            function, args, _ = _kernel(task)
+            function, args, _ = _call(task)
             yield task, compiler.timeline(function, args, task.row.target)

@@ -78,11 +78,11 @@ def _compilers(language: str) -> tuple[Path, ...]:
     return (*sorted(folder.rglob("*.py")), *sorted(Path(__file__).parent.glob("*.py")))
 
 
-def key(kernel: str, language: str, what: dict[str, Any]) -> str:
-    """The number of a compilation. kernel: the import name of its file. what: operator, direction, case, dtype, target."""
-    folder = _spec(kernel)
-    assert folder is not None
-    own = sorted(p for p in folder[0].parent.rglob("*") if p.suffix in (".py", ".json"))
+def key(kernel: str, package: str, language: str, what: dict[str, Any]) -> str:
+    """The number of a compilation. kernel: the import name of its file, which may be another operator's; package: of the operator's
+    folder. what: operator, direction, case, dtype, target."""
+    folders = {spec[0].parent for spec in (_spec(kernel), _spec(package)) if spec is not None}
+    own = sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".json"))
     files = [_digest(file) for file in (*files_behind(kernel), *own, *_compilers(language))]
     text = json.dumps({"files": files, "environment": environment(), **what}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
