@@ -32,7 +32,7 @@ def missing() -> str | None:
     from kdk.backends.nki.launch import missing
 
     if emulator.vendor_nki_available():
-        return "the vendor's nki is imported in this process, and kdk's emulator traces only kernels that it was imported for"
+        return "the vendor's nki is installed: kdk cannot reach its compiler without a device, and its own emulator does not run beside it"
     return missing("cpu")
 
 
