@@ -75,7 +75,7 @@ def rows_of(
     return rows
 
 
-def _begin(directory: str | None) -> None:
+def begin(directory: str | None) -> None:
     """In a worker: its share of the cores is one, and the author's operators are loaded."""
     import torch
 
@@ -116,6 +116,6 @@ def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
             yield row, _work(row, plan)
         return
     work = functools.partial(_work, plan=Plan((), plan.full, plan.seed, plan.case, plan.directory))
-    begin = functools.partial(_begin, plan.directory)
-    for row, results in each(begin, work, plan.rows, jobs=jobs, limit=plan.seconds):
+    starting = functools.partial(begin, plan.directory)
+    for row, results in each(starting, work, plan.rows, jobs=jobs, limit=plan.seconds):
         yield row, [_lost(row, results, plan)] if results in (DIED, HUNG) else results

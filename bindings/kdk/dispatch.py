@@ -217,11 +217,12 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
         candidate.function = lambda *args: run_simulated(kernel.function, kernel.arguments(*args), target)
     if op.layouts and not language.strided:
         candidate.function = as_promised(op, candidate.function)
-    candidate.refuse = _refusal(language, target, kernel)
+    candidate.refuse = refusal(language, target, kernel)
     return candidate
 
 
-def _refusal(language: Language, target: str, kernel: Kernel) -> Refuse:
+def refusal(language: Language, target: str, kernel: Kernel) -> Refuse:
+    """The reason why a language's kernel does not take arguments: a dtype that it lacks, or what its `supports` says."""
     dtypes = {getattr(torch, name) for name in language.dtypes}
 
     def refuse(args: tuple[Any, ...]) -> str | None:
