@@ -5,11 +5,17 @@ from torch import Tensor
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Add a block's result to the residual stream and normalise the sum for the next block."""
 
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table by their numbers: rows[i] = table[index[i]]."""
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square normalisation over the last dimension."""
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions."""
+
+def scatter_add_rows(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool = False) -> Tensor:
+    """Rows added up where an index says: table[r] is the sum of the rows[i] with index[i] = r."""
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of a SwiGLU feed-forward block: y = silu(gate) * up, with silu(x) = x * sigmoid(x)."""
