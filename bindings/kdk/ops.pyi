@@ -9,6 +9,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 def add_rms_norm_dynamic_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor, Tensor]:
     """Add a block's result to the residual stream, normalise the sum, and quantise it to 8 bits with a scale per row."""
 
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table by their numbers: rows[i] = table[index[i]]."""
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square normalisation over the last dimension."""
 
@@ -17,6 +20,9 @@ def rms_norm_dynamic_quant(x: Tensor, weight: Tensor, eps: float, offset: float 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions."""
+
+def scatter_add_rows(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool = False) -> Tensor:
+    """Rows added up where an index says: table[r] is the sum of the rows[i] with index[i] = r."""
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of a SwiGLU feed-forward block: y = silu(gate) * up, with silu(x) = x * sigmoid(x)."""

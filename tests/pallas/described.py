@@ -13,9 +13,10 @@ from tests.inputs import cases, results, shape
 import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.backends.pallas.launch import prepare
 from kdk.cases import Dim
-from kdk.dispatch import kernel_file
+from kdk.dispatch import kernel_file, load_kernel
 from kdk.op import Op
 from kdk.registry import OPERATORS
+from kdk_bench.drawing import scalar
 
 DIRECTIONS = ("forward", "backward")
 ODD = (131, 67, 259, 3, 5, 7)
@@ -43,10 +44,12 @@ def kernel(op: Op, direction: str) -> Any:
 
 def arguments(op: Op, direction: str, sizes: Mapping[str, int], dtype: torch.dtype, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
     """Positional arguments of a kernel: meta tensors, the usual scalars or those given, and all gradients needed."""
-    usual = {name: values[0] for name, values in cases(op).scalars.items()} | dict(scalars)
+    usual = {name: scalar(op, name, values[0]) for name, values in cases(op).scalars.items()} | dict(scalars)
+    usual |= {name: sizes[letter] for letter, name in op.sized.items()}
 
     def empty(name: str) -> torch.Tensor:
-        return torch.empty(shape(op.shapes[name], sizes), dtype=dtype, device="meta")
+        of = torch.int32 if name in op.indexes else dtype
+        return torch.empty(shape(op.shapes[name], sizes), dtype=of, device="meta")
 
     have = {name: empty(name) if name in op.tensors else usual[name] for name in op.arguments}
     if direction == "forward":
@@ -65,4 +68,7 @@ def call(name: str, direction: str, case: str) -> tuple[Callable[..., Any], tupl
     sizes, dtype, scalars = (
         (model.sizes, torch.bfloat16, model.scalars) if case == "model" else (odd_sizes(cases(op).dims), torch.float32, {})
     )
-    return getattr(kernel(op, direction), direction), arguments(op, direction, sizes, dtype, scalars)
+    prepare()
+    found = load_kernel(op, "pallas", direction)
+    assert found is not None
+    return found.function, found.arguments(*arguments(op, direction, sizes, dtype, scalars))

@@ -25,6 +25,7 @@ from kdk.errors import FallbackWarning, SimulationError
 # cores 0.6 s, every time), running 10 ms a grid point at first and growing with their square (64 points 0.7 s, 256 points
 # 3.9 s, 1024 points 47 s), and 0.1 s for a million elements. Simulating only values takes 0.2 s, nearly all of it compiling.
 MOST_POINTS = 64  # of all grids of a call
+MOST_TRIPS = 256  # of all loops inside kernels, over all grid points: a trip with a DMA costs some 5 ms
 MOST_ELEMENTS = 1 << 20  # of all arguments
 
 # Memory that nothing was written to holds one thing in one run and another in the other; a DMA moves its data when it
@@ -50,6 +51,8 @@ class Kernel:
     form: frozenset[tuple[bool, bool]]
     prefetches: bool
     """Values of an argument may choose blocks."""
+    trips: int
+    """Of the loops inside, over all points."""
 
 
 def kernels(program: Any) -> list[Kernel]:
@@ -78,13 +81,26 @@ def _kernel(params: Any) -> Kernel:
             width = getattr(block, "block_size", 1)  # a squeezed dimension has none
             form.add((size > width, size % width != 0))
     name = params["name"] or params["jaxpr"].debug_info.func_name
-    return Kernel(name, math.prod(grid), parallel, frozenset(form), params["grid_mapping"].num_index_operands > 0)
+    points = math.prod(grid)
+    return Kernel(
+        name, points, parallel, frozenset(form), params["grid_mapping"].num_index_operands > 0, points * _trips(params["jaxpr"])
+    )
+
+
+def _trips(program: Any) -> int:
+    """How often the bodies of a jaxpr's loops run, those inside others included."""
+    total = 0
+    for equation in program.eqns:
+        inner = [getattr(v, "jaxpr", v) for value in equation.params.values() for v in (value if isinstance(value, tuple) else (value,))]
+        length = equation.params.get("length", 1) if equation.primitive.name == "scan" else 0
+        total += sum(length + max(length, 1) * _trips(body) for body in inner if hasattr(body, "eqns"))
+    return total
 
 
 def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args: list[Any]) -> None:
     """Raise SimulationError if a kernel of `function(*args)` has a fault that shows on these arguments, which are jax arrays.
 
-    Nothing is done above MOST_POINTS and MOST_ELEMENTS, nor where dtypes, scalars and the form of every grid are those of an
+    Nothing is done above MOST_POINTS, MOST_TRIPS and MOST_ELEMENTS, nor where dtypes, scalars and the form of every grid are those of an
     earlier call that showed none (unless data choose the blocks).
     """
     import jax
@@ -92,7 +108,7 @@ def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args:
     if sum(a.size for a in args if isinstance(a, jax.Array)) > MOST_ELEMENTS:
         return
     found = kernels(jax.make_jaxpr(functools.partial(function, interpret=False), static_argnums=static)(*args).jaxpr)
-    if sum(kernel.points for kernel in found) > MOST_POINTS:
+    if sum(kernel.points for kernel in found) > MOST_POINTS or sum(kernel.trips for kernel in found) > MOST_TRIPS:
         return
     like = (function, *[a.dtype.name if isinstance(a, jax.Array) else a for a in args], *[k.form for k in found])
     if like in _FAULTLESS and not any(kernel.prefetches for kernel in found):
