@@ -6,7 +6,12 @@ from kdk.cases import Case, Cases, Dim
 
 
 def valid(sizes: dict[str, int], scalars: dict[str, Any]) -> bool:
-    """Groups divide the experts, at least two to a group, and the best groups hold enough of them."""
+    """Groups divide the experts, at least two to a group, and the best groups hold enough of them.
+
+    No router has so many experts, or takes so many, as are left out: 512 and 22 are the most that are known.
+    """
+    if sizes["E"] > 1040 or sizes["K"] > 64:
+        return False
     groups, top_groups, experts = scalars["groups"], scalars["top_groups"], sizes["E"]
     if groups is None or top_groups is None:
         return groups is top_groups
@@ -17,6 +22,7 @@ def valid(sizes: dict[str, int], scalars: dict[str, Any]) -> bool:
 DEEPSEEK = {"scoring": "sigmoid", "groups": 8, "top_groups": 4, "scale": 2.5}
 
 CASES = Cases(
+    valid=valid,
     dims={"N": Dim(), "K": Dim(minimum=1, at_most="E"), "E": Dim(minimum=1, at_least=8)},
     scalars={
         "scoring": ("softmax", "sigmoid"),
