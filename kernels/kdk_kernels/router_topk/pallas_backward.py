@@ -25,10 +25,11 @@ def _gradient(x: Any, g: Any, chosen: Any, expert: Any, scoring: str, renormaliz
     if scoring == "softmax":
         shared = chosen if renormalize else jnp.ones_like(chosen)
         top = jnp.max(jnp.where(shared, x, -jnp.inf), 0, keepdims=True)
-        p = jnp.where(shared, jnp.exp(x - top), 0.0)
-        p = p / jnp.sum(p, 0, keepdims=True)
+        # The root of the exponential: where a weight would be flushed to zero, its product with a gradient need not.
+        root = jnp.where(shared, jnp.exp((x - top) * 0.5), 0.0)
+        part = root / jnp.sum(root * root, 0, keepdims=True)
         h, _ = _relative(g, x, expert, shared)
-        return jnp.where(shared, p * (h - jnp.sum(p * h, 0, keepdims=True)), 0.0)
+        return jnp.where(shared, (h - jnp.sum(root * h * part, 0, keepdims=True)) * root * part, 0.0)
     s, slope = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
     if not renormalize:
         return jnp.where(chosen, s * slope * g, 0.0)
