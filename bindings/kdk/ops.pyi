@@ -11,5 +11,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions."""
 
+def router_topk(logits: Tensor, k: int, scoring: str = 'softmax', groups: int | None = None, top_groups: int | None = None, bias: Tensor | None = None, renormalize: bool = True, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Routing of a mixture of experts: the k best experts of every token, and their weights."""
+
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """The gated activation of a SwiGLU feed-forward block: y = silu(gate) * up, with silu(x) = x * sigmoid(x)."""
