@@ -180,11 +180,13 @@ def check(
         raise _error("LOGITS", "the shape of logits", tuple(logits.shape), "(..., E)", way_out)
     E = logits.shape[-1]
     if scoring not in SCORINGS:
-        raise _error("SCORING", "scoring", scoring, f"one of {', '.join(SCORINGS)}")
+        raise _error("SCORING", "scoring", scoring, f"one of {', '.join(SCORINGS)}", "softmax is usual, sigmoid is DeepSeek-V3's")
     if not 1 <= k <= E:
-        raise _error("K", "k", k, f"1 to {E}, the experts in logits {tuple(logits.shape)}")
+        raise _error("K", "k", k, f"1 to {E}, the experts in logits {tuple(logits.shape)}", "8 is usual")
     if bias is not None and bias.shape != logits.shape[-1:]:
-        raise _error("BIAS", "the shape of bias", tuple(bias.shape), f"({E},), one number per expert")
+        raise _error("BIAS", "the shape of bias", tuple(bias.shape), f"({E},), one number per expert", "bias=None for none")
+    if bias is not None and not bias.is_floating_point():
+        raise _error("BIAS", "the dtype of bias", bias.dtype, "that of logits, or float32", "bias.float()")
     if (groups is None) != (top_groups is None):
         limit = "both or neither"
         raise _error("GROUPS", "groups and top_groups", (groups, top_groups), limit, "groups=None, top_groups=None: no groups")
@@ -194,11 +196,11 @@ def check(
         limit = f"a divisor of the {E} experts, at least two to a group"
         raise _error("GROUPS", "groups", groups, limit, "groups=None, top_groups=None: no groups")
     if not 1 <= top_groups <= groups:
-        raise _error("TOP-GROUPS", "top_groups", top_groups, f"1 to {groups}, the groups")
+        raise _error("TOP-GROUPS", "top_groups", top_groups, f"1 to {groups}, the groups", "a number in between")
     if k > top_groups * (E // groups):
         limit = f"{top_groups} groups of {E // groups} experts hold {top_groups * (E // groups)}"
         raise _error("K", "k", k, limit, "a smaller k or more top_groups")
 
 
-def _error(code: str, what: str, value: object, limit: str, way_out: str = "") -> InputError:
+def _error(code: str, what: str, value: object, limit: str, way_out: str) -> InputError:
     return InputError(f"ROUTER-{code}", f"router_topk: {what}", value=value, limit=limit, way_out=way_out)
