@@ -21,6 +21,9 @@ def rms_norm_dynamic_quant(x: Tensor, weight: Tensor, eps: float, offset: float 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions."""
 
+def router_topk(logits: Tensor, k: int, scoring: str = 'softmax', groups: int | None = None, top_groups: int | None = None, bias: Tensor | None = None, renormalize: bool = True, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Routing of a mixture of experts: the k best experts of every token, and their weights."""
+
 def scatter_add_rows(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool = False) -> Tensor:
     """Rows added up where an index says: table[r] is the sum of the rows[i] with index[i] = r."""
 

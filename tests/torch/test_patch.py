@@ -46,7 +46,7 @@ FAMILIES = {
     "Exaone4": EVERYTHING,
     "Gemma": {"Attention": "rope", "RMSNorm": "rms_norm"},  # its MLP has GELU
     "Gemma2": {"Attention": "rope", "RMSNorm": "rms_norm"},
-    "Mixtral": {"Attention": "rope", "RMSNorm": "rms_norm"},  # experts
+    "Mixtral": {"Attention": "rope", "RMSNorm": "rms_norm", "TopKRouter": "router_topk"},
     "SeedOss": {"Attention": "rope", "RMSNorm": "rms_norm"},  # dropout in its MLP
     "Cohere": {"Attention": "rope", "MLP": "silu_and_mul"},  # a LayerNorm; neighbours rotate together
     "Glm4": {"MLP": "silu_and_mul", "RMSNorm": "rms_norm"},  # another rotation

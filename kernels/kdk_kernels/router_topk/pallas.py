@@ -1,0 +1,166 @@
+"""router_topk, forward, in Pallas: tokens on the lanes and experts on the sublanes, so that every round is plain vector maxima."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Optional
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128  # tokens that are worked on at once
+MOST_CHUNKS = 8  # of a block of the grid
+WIDEST = 2048  # experts: a dozen arrays of them, one column per lane, in 16 MiB of VMEM
+MOST_GROUPS = 64  # each is a piece of code
+UNROLLED = 16  # rounds that are written out; more run in a loop
+CODE = 16384  # experts times rounds times chunks that are written out
+NOBODY = 1e9  # an index that stands for no expert: indices are float32, of which minima are cheaper than of integers
+
+Round = Callable[[Any, Any], Any]
+
+
+def loop(times: int, body: Round, carry: Any) -> Any:
+    if times > UNROLLED:
+        return jax.lax.fori_loop(0, times, body, carry)
+    for j in range(times):
+        carry = body(j, carry)
+    return carry
+
+
+def chunks(block: int) -> list[slice]:
+    """The tokens of a block, as many at once as there are lanes. Written out: what one waits for, another can do."""
+    return [slice(start, start + LANES) for start in range(0, block, LANES)]
+
+
+def block_of(N: int, E: int, k: int) -> int:
+    """Tokens of a block: as much code as compiles in seconds."""
+    return LANES * min(max(CODE // (E * min(k, UNROLLED)), 1), MOST_CHUNKS, pl.cdiv(N, LANES))
+
+
+def nan_first(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x), jnp.inf, x)
+
+
+def _take(key: Any, who: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """The largest key of every column, who has it (the first), where, and what is left: nobody, with -inf, in its place."""
+    best = jnp.max(key, 0, keepdims=True)
+    first = jnp.min(jnp.where(key == best, who, NOBODY), 0, keepdims=True)
+    hit = who == first
+    return best, first, hit, jnp.where(hit, -jnp.inf, key), jnp.where(hit, NOBODY, who)
+
+
+def _counted(rows: int) -> Any:
+    return jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 0).astype(jnp.float32)
+
+
+def _group_scores(scores: Any, groups: int) -> Any:
+    """(E, LANES) -> (groups, LANES): the sums of the two largest."""
+    size, found = len(scores) // groups, []
+    who = _counted(size)
+    for g in range(groups):
+        members = scores[g * size : (g + 1) * size]
+        first, _, _, rest, _ = _take(members, who)
+        found.append(first + jnp.max(rest, 0, keepdims=True))
+    return nan_first(jnp.concatenate(found, 0))
+
+
+def _within_groups(key: Any, who: Any, scores: Any, groups: int, top_groups: int) -> tuple[Any, Any]:
+    """Keys and experts with those outside of the best groups taken out."""
+
+    def take(_: Any, carry: Any) -> Any:
+        left, names, chosen = carry
+        _, _, hit, left, names = _take(left, names)
+        return left, names, jnp.where(hit, 1.0, chosen)
+
+    start = _group_scores(scores, groups), _counted(groups), jnp.zeros((groups, LANES), jnp.float32)
+    chosen, size = loop(top_groups, take, start)[2], len(key) // groups
+    wide = [jnp.broadcast_to(chosen[g : g + 1], (size, LANES)) for g in range(groups)]
+    inside = jnp.concatenate(wide, 0) > 0
+    return jnp.where(inside, key, -jnp.inf), jnp.where(inside, who, NOBODY)
+
+
+def _kernel(
+    k: int, scoring: str, groups: int, top_groups: int, renormalize: bool, scale: float,
+    logits: Any, *refs: Any,
+) -> None:  # fmt: skip
+    bias = refs[0] if len(refs) == 5 else None
+    weights, indices, found, values = refs[-4:]
+    softmax = scoring == "softmax"
+
+    for tokens in chunks(len(logits)):
+        x = logits[tokens, :].astype(jnp.float32).T
+        key, who, scores, total = nan_first(x), _counted(len(x)), x, 1.0
+        top: Any = 0.0
+        if softmax and (bias is not None or groups > 1 or not renormalize):
+            top = jnp.max(x, 0, keepdims=True)
+            total = jnp.sum(jnp.exp(x - top), 0, keepdims=True)
+        if bias is not None or groups > 1:
+            scores = jnp.exp(x - top) / total if softmax else jax.nn.sigmoid(x)
+        if bias is not None:
+            scores = scores + bias[...]
+            key = nan_first(scores)
+        if groups > 1:
+            key, who = _within_groups(key, who, nan_first(scores), groups, top_groups)
+
+        def take(j: Any, carry: Any, x: Any = x, tokens: slice = tokens) -> Any:
+            best, first, hit, key, who = _take(*carry)
+            if bias is not None or not softmax:  # the key is not the logit, or hides that it is NaN, which no softmax forgives
+                best = jnp.sum(jnp.where(hit, x, 0.0), 0, keepdims=True)
+            found[pl.ds(j, 1), tokens], values[pl.ds(j, 1), tokens] = first, best
+            return key, who
+
+        loop(k, take, (key, who))
+        chosen = values[:, tokens]
+        if softmax and renormalize:
+            w = jnp.exp(chosen - jnp.max(chosen, 0, keepdims=True))
+            w = w / jnp.sum(w, 0, keepdims=True)
+        elif softmax:
+            w = jnp.exp(chosen - top) / total
+        else:
+            w = jax.nn.sigmoid(chosen)
+            w = w / (jnp.sum(w, 0, keepdims=True) + 1e-20) if renormalize else w
+        weights[:, tokens] = (w * scale).astype(weights.dtype)
+        indices[:, tokens] = found[:, tokens].astype(jnp.int32)
+
+
+def forward(
+    logits: jax.Array, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
+    bias: Optional[jax.Array], renormalize: bool, scale: float, *, interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    E = logits.shape[-1]
+    flat = logits.reshape(-1, E)
+    N = flat.shape[0]
+    block = block_of(N, E, k)
+    padded = pl.cdiv(N, LANES) * LANES
+    number = groups if groups is not None and top_groups != groups else 1  # all of the groups are no limit
+    columns = pl.BlockSpec((k, block), lambda i: (0, i))
+    more = [] if bias is None else [bias.astype(jnp.float32).reshape(E, 1)]
+    weights, indices = pl.pallas_call(
+        functools.partial(_kernel, k, scoring, number, top_groups or 1, renormalize, scale),
+        out_shape=(jax.ShapeDtypeStruct((k, padded), logits.dtype), jax.ShapeDtypeStruct((k, padded), jnp.int32)),
+        grid=(pl.cdiv(N, block),),
+        in_specs=[pl.BlockSpec((block, E), lambda i: (i, 0))] + [pl.BlockSpec((E, 1), lambda i: (0, 0)) for _ in more],
+        out_specs=(columns, columns),
+        scratch_shapes=[pltpu.VMEM((k, block), jnp.float32), pltpu.VMEM((k, block), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        cost_estimate=pl.CostEstimate(
+            flops=7 * k * N * E, transcendentals=k * N, bytes_accessed=N * E * logits.dtype.itemsize + N * k * (4 + logits.dtype.itemsize)
+        ),
+        interpret=interpret,
+    )(flat, *more)
+    # XLA keeps so narrow an array column by column: turning it round moves nothing.
+    shape = (*logits.shape[:-1], k)
+    return weights[:, :N].T.reshape(shape), indices[:, :N].T.reshape(shape)
+
+
+def supports(
+    target: str, logits: Any, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
+    bias: Any, renormalize: bool, scale: float,
+) -> str | None:  # fmt: skip
+    E = logits.shape[-1]
+    if E > WIDEST:
+        return f"E = {E}: columns of experts fit VMEM up to E = {WIDEST}"
+    if groups is not None and groups > MOST_GROUPS:
+        return f"groups = {groups}: at most {MOST_GROUPS}, each is a piece of code"
+    return None

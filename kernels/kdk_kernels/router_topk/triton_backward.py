@@ -1,0 +1,92 @@
+"""router_topk, backward, in Triton: the gradients of the weights are spread over a tile of whole rows, then it is row by row."""
+
+from typing import Optional
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kdk_kernels.router_topk.triton import TILE, WIDEST
+
+
+@triton.jit
+def _relative(g, x, column, chosen):
+    """g less the g of the largest x among the chosen; and that one."""
+    x = tl.where(x != x, float("inf"), x)
+    x = tl.where(chosen, x, float("-inf"))
+    largest = chosen & (x == tl.max(x, axis=1, keep_dims=True))
+    first = tl.min(tl.where(largest, column, 2147483647), axis=1, keep_dims=True)
+    pivot = tl.sum(tl.where(column == first, g, 0.0), axis=1, keep_dims=True)
+    return tl.where(chosen, g - pivot, 0.0), pivot
+
+
+@triton.jit
+def _backward(
+    grad, x, indices, dx, N, E, k, g_row, g_col, x_row, x_col, i_row, i_col, scale,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (rows < N) & (column < E)
+    logits = tl.load(x + rows * x_row + column.to(tl.int64) * x_col, mask=inside, other=0.0).to(tl.float32)
+    g = tl.zeros((ROWS, BLOCK), tl.float32)
+    chosen = tl.zeros((ROWS, BLOCK), tl.int1)
+    indices += rows * i_row
+    grad += rows * g_row
+    for _ in range(k):
+        index = tl.load(indices, mask=rows < N, other=-1)
+        value = tl.load(grad, mask=rows < N, other=0.0).to(tl.float32)
+        indices += i_col
+        grad += g_col
+        hit = column == index
+        g = tl.where(hit, value, g)
+        chosen = chosen | hit
+    if SOFTMAX:
+        shared = chosen if RENORMALIZE else inside
+        top = tl.max(tl.where(shared, logits, float("-inf")), axis=1, keep_dims=True)
+        p = tl.where(shared, tl.exp(logits - top), 0.0)
+        p = p / tl.sum(p, axis=1, keep_dims=True)
+        h, _ = _relative(g, logits, column, shared)
+        result = p * (h - tl.sum(p * h, axis=1, keep_dims=True))
+        result = tl.where(shared, result, 0.0)
+    else:
+        s, slope = 1.0 / (1.0 + tl.exp(-logits)), 1.0 / (1.0 + tl.exp(logits))
+        if RENORMALIZE:
+            total = tl.sum(tl.where(chosen, s, 0.0), axis=1, keep_dims=True) + 1e-20
+            h, pivot = _relative(g, logits, column, chosen)
+            r = tl.where(chosen, s / total, 0.0)
+            rest = pivot * (1e-20 / total)
+            result = r * slope * (h - tl.sum(r * h, axis=1, keep_dims=True) + rest)
+        else:
+            result = s * slope * g
+        result = tl.where(chosen, result, 0.0)
+    to = dx + rows * E + column
+    tl.store(to, (result * scale).to(dx.dtype.element_ty), mask=inside)
+
+
+def backward(
+    grad_weights: Optional[Tensor], grad_indices: Optional[Tensor], logits: Tensor, indices: Tensor,
+    scoring: str, renormalize: bool, scale: float, needs: str,
+) -> Optional[Tensor]:  # fmt: skip
+    if grad_weights is None:
+        return None
+    E, k = logits.shape[-1], indices.shape[-1]
+    flat, at, grads = logits.reshape(-1, E), indices.reshape(-1, k), grad_weights.reshape(-1, k)
+    N = flat.shape[0]
+    dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    block = triton.next_power_of_2(E)
+    rows = max(1, TILE // block)
+    _backward[(triton.cdiv(N, rows),)](
+        grads, flat, at, dx, N, E, k, *grads.stride(), *flat.stride(), *at.stride(), scale,
+        ROWS=rows, BLOCK=block, SOFTMAX=scoring == "softmax", RENORMALIZE=renormalize, num_warps=4,
+    )  # fmt: skip
+    return dx
+
+
+def supports(
+    target: str, grad_weights: Optional[Tensor], grad_indices: Optional[Tensor], logits: Tensor, indices: Tensor,
+    scoring: str, renormalize: bool, scale: float, needs: str,
+) -> str | None:  # fmt: skip
+    E = logits.shape[-1]
+    return f"E = {E}: a row fits a program up to {WIDEST} experts" if triton.next_power_of_2(E) > WIDEST else None
