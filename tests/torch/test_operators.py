@@ -266,7 +266,7 @@ def test_inference_mode(operator: Operator) -> None:
             assert torch.equal(a, b)
 
 
-OWN_DTYPES = {"quantise", "row_loss"}  # a scale and a loss in float32
+OWN_DTYPES = {"quantise", "row_loss", "sample_top_k_top_p"}  # a scale, a loss and a log-probability in float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

@@ -18,7 +18,7 @@ from kdk_kernels.sample_top_k_top_p.reference import COLDEST
 
 LANES = 128
 WIDTH = 1024  # columns that a step of a sweep takes
-UNROLL = 16  # steps of a sweep
+UNROLL = 32  # steps of a sweep
 COLUMNS = 5  # uniform, k, p, min_p, temperature of a row
 LEAST_ROWS = 8  # of a block
 BLOCK = 16 * 8192  # logits of a block of short rows; of long ones it has 16, where they fit
