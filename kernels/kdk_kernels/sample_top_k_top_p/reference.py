@@ -98,6 +98,10 @@ def check(
         problem = "sample_top_k_top_p: the shape of logits"
         raise InputError("SAMPLE-LOGITS", problem, value=tuple(logits.shape), limit=limit, way_out=way_out)
     rows = logits.shape[0]
+    for name, t in (("logits", logits), ("uniform", uniform), ("p", p), ("min_p", min_p), ("temperature", temperature)):
+        if t is not None and not t.is_floating_point():
+            problem, way_out = f"sample_top_k_top_p: the dtype of {name}", f"{name}.float()"
+            raise InputError("SAMPLE-DTYPE", problem, value=t.dtype, limit="floating point", way_out=way_out)
     for name, t in (("uniform", uniform), ("k", k), ("p", p), ("min_p", min_p), ("temperature", temperature)):
         if t is not None and (t.dim() != 1 or t.shape[0] != rows):
             limit, way_out = f"({rows},), a number for every row of logits", f"torch.full(({rows},), ...) for the same in all rows"
