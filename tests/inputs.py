@@ -15,7 +15,7 @@ from torch import Tensor
 from kdk import Op, registry
 from kdk.cases import Cases, Dim
 from kdk.torch_library import Operator
-from kdk_bench.drawing import scalar
+from kdk_bench.drawing import in_range, scalar
 from kdk_bench.generate import fit
 
 TOYS = Path(__file__).parent / "toys"
@@ -62,6 +62,8 @@ def arguments(
         if name in op.indexes:
             size = shape(op.shapes[name], sizes)
             result[name] = torch.randint(0, sizes[op.indexes[name]], size, generator=generator)
+        elif name in op.ranges:
+            result[name] = in_range(shape(op.shapes[name], sizes), *op.ranges[name], dtype, generator)
         elif name in op.tensors:
             value = torch.randn(shape(op.shapes[name], sizes), generator=generator, dtype=torch.float64).to(dtype)
             result[name] = value.requires_grad_(name in wanted)

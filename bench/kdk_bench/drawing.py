@@ -99,6 +99,15 @@ def _far(x: Tensor, columns: bool) -> tuple[Tensor, Tensor]:
     return view, view
 
 
+def in_range(size: tuple[int, ...], low: float, high: float, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Values of `Op.ranges`, in their dtype; the last two are the least and the largest."""
+    values = (low + (high - low) * torch.rand(size, generator=generator, dtype=torch.float64)).to(dtype).flatten()
+    below = torch.nextafter(torch.tensor(high, dtype=dtype), torch.tensor(low, dtype=dtype))
+    if len(values) > 2:
+        values[-2:] = torch.stack((below.new_tensor(low), below))
+    return values.clamp(max=below).reshape(size)
+
+
 def _indices(op: Op, name: str, problem: Problem, generator: torch.Generator) -> Tensor:
     """Values in the range of the letter that a tensor of `Op.indexes` points into, in the problem's pattern."""
     size, count = problem.sizes[op.indexes[name]], math.prod(shape(op, name, problem))
@@ -156,6 +165,8 @@ def draw(
         kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
         if name in op.indexes:
             values = _indices(op, name, problem, generator)
+        elif name in op.ranges and not prefix:
+            values = in_range(shape(op, name, problem), *op.ranges[name], own, generator)
         else:
             values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
         tensors[name], base = _place(values, problem.layout)

@@ -17,6 +17,7 @@ from kdk.registry import OPERATORS
 
 STUB = Path(kdk.__file__).parent / "ops.pyi"
 OWN = "kdk_kernels."
+LINE = 140
 HEAD = '''"""kdk's own operators. Written by `python -m kdk_bench.stubs` from their references: change those, not this."""
 
 '''
@@ -31,11 +32,16 @@ def text() -> str:
 
 
 def _function(op: Op) -> str:
-    parameters = ", ".join(_parameter(p) for p in op.signature.parameters.values())
+    listed = [(p.kind is p.KEYWORD_ONLY, _parameter(p)) for p in op.signature.parameters.values()]
+    by_name = [text for only, text in listed if only]
+    written = [text for only, text in listed if not only] + (["*", *by_name] if by_name else [])
+    parameters = ", ".join(written)
     returned = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
     if op.public is not None:
         returned = _annotation(op.signature.return_annotation)
     summary = op.summary.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    if len(f"def {op.name}({parameters}) -> {returned}:") > LINE:
+        parameters = "".join(f"\n    {text}," for text in written) + "\n"
     return f'\ndef {op.name}({parameters}) -> {returned}:\n    """{summary}"""\n'
 
 

@@ -11,7 +11,7 @@ from kdk.op import Op
 from kdk.selection import set_default, simulate, strict, use
 
 if TYPE_CHECKING:
-    from kdk import ops
+    from kdk import ops, random
     from kdk.patching import patch, unpatch
     from kdk.recording import record
 
@@ -22,6 +22,7 @@ __all__ = [
     "errors",
     "ops",
     "patch",
+    "random",
     "record",
     "set_default",
     "simulate",
@@ -30,13 +31,13 @@ __all__ = [
     "use",
 ]
 # These need torch, or the operators: `import kdk` stays light.
-_LATE = {"ops": "kdk.ops", "patch": "kdk.patching", "unpatch": "kdk.patching", "record": "kdk.recording"}
+_LATE = {"ops": "kdk.ops", "random": "kdk.random", "patch": "kdk.patching", "unpatch": "kdk.patching", "record": "kdk.recording"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module 'kdk' has no attribute {name!r}")
     module = importlib.import_module(_LATE[name])
-    value = module if name == "ops" else getattr(module, name)
+    value = module if module.__name__ == f"kdk.{name}" else getattr(module, name)
     globals()[name] = value
     return value

@@ -59,6 +59,9 @@ class Op:
     undefined, as the operator documents."""
     sentinels: Mapping[str, str] = field(default_factory=dict)
     """Tensor of `indexes` -> the scalar argument whose value it may also hold (`ignore_index`)."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Floating-point tensor argument -> the least value it is meant to hold, and the one that all values lie below. For whoever
+    draws values to try; nothing checks them in a call, as that would wait for the device."""
     sized: Mapping[str, str] = field(default_factory=dict)
     """Letter -> the int argument that is its size (the K of a top-k -> "k"). It may be a letter of no tensor."""
     choice: Choice | None = None
@@ -85,7 +88,7 @@ class Op:
     def __post_init__(self) -> None:
         known = [*self.arguments, *self.outputs, *self.saved]
         tensors = [*self.tensors, *self.outputs, *self.saved]
-        for what in ("shapes", "uses", "mixed", "indexes", "sentinels", "quantised"):
+        for what in ("shapes", "uses", "mixed", "indexes", "sentinels", "ranges", "quantised"):
             for name in getattr(self, what):
                 if name not in known:
                     raise self._error(f"`{what}` names {name!r}", f"its tensors are {', '.join(tensors)}")
@@ -146,6 +149,10 @@ class Op:
         for name, scalar in self.sentinels.items():
             if name not in self.indexes or scalar not in scalars:
                 raise self._error(f"`sentinels` says {name!r}: {scalar!r}", "a tensor of `indexes`: a scalar argument")
+        for name, (low, high) in self.ranges.items():
+            if name not in self.tensors or name in self.indexes or not low < high:
+                limit = "a tensor argument of floating-point numbers: (least, more than the largest)"
+                raise self._error(f"`ranges` says {name!r}: {(low, high)}", limit)
         for letter, scalar in self.sized.items():
             if scalar not in scalars:
                 raise self._error(f"`sized` says {letter!r}: {scalar!r}", f"the scalar arguments are {', '.join(scalars)}")

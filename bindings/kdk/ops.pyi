@@ -6,7 +6,14 @@ from torch import Tensor
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Add a block's result to the residual stream and normalise the sum for the next block."""
 
-def add_rms_norm_dynamic_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm_dynamic_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    dtype: torch.dtype = torch.int8,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Add a block's result to the residual stream, normalise the sum, and quantise it to 8 bits with a scale per row."""
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -15,14 +22,40 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square normalisation over the last dimension."""
 
-def rms_norm_dynamic_quant(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+def rms_norm_dynamic_quant(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    dtype: torch.dtype = torch.int8,
+) -> tuple[Tensor, Tensor]:
     """Root-mean-square normalisation over the last dimension, quantised to 8 bits with a scale per row."""
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate the queries and the keys of attention by their positions."""
 
-def router_topk(logits: Tensor, k: int, scoring: str = 'softmax', groups: int | None = None, top_groups: int | None = None, bias: Tensor | None = None, renormalize: bool = True, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def router_topk(
+    logits: Tensor,
+    k: int,
+    scoring: str = 'softmax',
+    groups: int | None = None,
+    top_groups: int | None = None,
+    bias: Tensor | None = None,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Routing of a mixture of experts: the k best experts of every token, and their weights."""
+
+def sample_top_k_top_p(
+    logits: Tensor,
+    k: int | Tensor | None = None,
+    p: float | Tensor | None = None,
+    min_p: float | Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    *,
+    uniform: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Draw a token per row from softmax(logits / temperature), cut by top-k, then top-p, then min-p."""
 
 def scatter_add_rows(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool = False) -> Tensor:
     """Rows added up where an index says: table[r] is the sum of the rows[i] with index[i] = r."""

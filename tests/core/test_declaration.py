@@ -55,6 +55,8 @@ def test_what_follows_from_it() -> None:
         ({"backward": None}, "`backward` and `uses` go together"),
         ({"mixed": {"z": "float32"}}, "`mixed` names 'z'"),
         ({"longest": {"z": "H"}}, "`longest` names 'z'"),
+        ({"ranges": {"z": (0.0, 1.0)}}, "`ranges` names 'z'"),
+        ({"ranges": {"x": (1.0, 1.0)}}, r"`ranges` says .x.: .1.0, 1.0.; a tensor argument of floating-point numbers"),
         ({"longest": {"grad z": "H"}}, "`longest` names 'grad z'"),
         ({"independent": ("Z",)}, "`independent` names 'Z'; letters that an argument and an output have"),
         ({"independent": ("H",), "longest": {"sums": "H"}}, "`independent` names 'H'; `longest` says that 'sums' sums over it"),
