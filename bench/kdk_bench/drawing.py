@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kdk.op import Op
+from kdk_bench.declared_cases import cases_of
 from kdk_bench.generate import Problem, shape
 
 LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
@@ -104,12 +105,15 @@ class Arguments:
 def draw(op: Op, names: tuple[str, ...], problem: Problem, dtype: torch.dtype, seed: int, *, prefix: str = "") -> Arguments:
     """Tensors called `names`, each with its declared shape. Every name has random numbers of its own."""
     tensors, storages = {}, []
+    largest = cases_of(op).largest
     for name in names:
         number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
         generator = torch.Generator().manual_seed(number)
         own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else dtype
         kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
-        values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
-        tensors[name], base = _place(values, problem.layout)
+        values = _values(shape(op, name, problem), dtype, kind, generator)
+        if not prefix and name in largest:
+            values = values.clamp(-largest[name], largest[name])
+        tensors[name], base = _place(values.to(own), problem.layout)
         storages.append(base)
     return Arguments(tensors, tuple(storages))
