@@ -97,6 +97,7 @@ def env_command(json_file: str | None) -> int:
 @click.option("--quick/--full", default=True, help="A dozen cases per row (the default), or all edges and the models' shapes.")
 @click.option("--seed", default=0, show_default=True, help="Another seed draws other sizes and values.")
 @click.option("--jobs", type=int, default=None, metavar="N", help="Processes; 0 runs in this one. Default: one per core.")
+@click.option("--row-limit", type=float, default=0.0, metavar="SECONDS", help="Give up a row that takes longer: 600, or 7200 with --full.")
 @click.option("--github", is_flag=True, help="Also print GitHub annotations.")
 @_options(JSON, OPS)
 def check_command(
@@ -109,6 +110,7 @@ def check_command(
     quick: bool,
     seed: int,
     jobs: int | None,
+    row_limit: float,
     github: bool,
     json_file: str | None,
     directory: str | None,
@@ -128,7 +130,7 @@ def check_command(
     rows = runner.rows_of(ops or own, implementations, directions, runner.targets_of(targets), dtypes)
     if not rows:
         raise UsageError("KDK-CHECK", "nothing to check: the filters leave no row", way_out="`kdk list` shows what there is")
-    plan = runner.Plan(rows, full=not quick, seed=seed, case=case, directory=directory)
+    plan = runner.Plan(rows, full=not quick, seed=seed, case=case, directory=directory, limit=row_limit)
     jobs = min(os.cpu_count() or 1, len(rows)) if jobs is None else jobs
     console = report.console(to_stderr=json_file == "-")
     results = _with_progress(plan, jobs, console)

@@ -19,6 +19,7 @@ class Language:
     platforms: where it is the native choice. targets: chips it can be simulated or compiled for, the first is the default.
     dtypes: names of the torch dtypes of a kernel's tensors. no_dtype: why it has not some others.
     simulated: platforms where a kernel that was asked for by name runs in a simulator.
+    strided: its results have strides; if not they are contiguous, and the binding lays them out as `Op.layouts` promises.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Language:
     dtypes: frozenset[str]
     no_dtype: Mapping[str, str] = field(default_factory=dict)
     simulated: tuple[str, ...] = ("cpu",)
+    strided: bool = True
 
     def module(self, part: str) -> ModuleType:
         """`launch`, `simulate` or `compile` of this language, imported at first use."""
