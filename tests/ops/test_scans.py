@@ -20,12 +20,22 @@ from kdk_kernels.logcumsumexp.reference import logcumsumexp, logcumsumexp_backwa
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["triton", "pallas", "nki"])
 
 # One step; one more than a tile; several tiles and segments, and a channel block that no tile divides; sequences side by side.
-SHAPES = [
-    pytest.param(2, 1, 3, id="one step"),
-    pytest.param(1, 65, 130, id="65 steps"),
-    pytest.param(1, 4097, 2, id="4097 steps"),
-    pytest.param(3, 33, 1, id="one channel"),
-]
+SHAPES = {"one step": (2, 1, 3), "65 steps": (1, 65, 130), "4097 steps": (1, 4097, 2), "one channel": (3, 33, 1)}
+
+
+def _slow(implementation: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Interpreting a Pallas kernel takes seconds for every new shape: all of them but one can wait."""
+    return (pytest.mark.slow,) if implementation == "pallas" and name != "65 steps" else ()
+
+
+KERNELS = pytest.mark.parametrize(
+    ("implementation", "N", "T", "D"),
+    [
+        pytest.param(i, *sizes, id=f"{i} {name}", marks=_slow(i, name))
+        for i in ("triton", "pallas", "nki")
+        for name, sizes in SHAPES.items()
+    ],
+)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,8 +122,7 @@ def test_spellings_equal_the_reference(module: Any, spelling: Any, scalars: dict
 # ---- the kernels ------------------------------------------------------------------------------------------------------
 
 
-@IMPLEMENTATIONS
-@pytest.mark.parametrize(("N", "T", "D"), SHAPES)
+@KERNELS
 def test_linear_recurrence(implementation: str, N: int, T: int, D: int) -> None:
     """A start and time forwards, none and time backwards."""
     a, b, h0, grad = decay(N, T, D), randn(N, T, D, seed=1), randn(N, D, seed=2), randn(N, T, D, seed=3)
@@ -156,8 +165,7 @@ def test_the_state_is_float32(implementation: str, dtypes: tuple[torch.dtype, ..
     assert torch.equal(h[0, :, 0], (1 + torch.arange(1, 1001) * 2.0**-9).bfloat16())
 
 
-@IMPLEMENTATIONS
-@pytest.mark.parametrize(("N", "T", "D"), SHAPES)
+@KERNELS
 def test_cumsum(implementation: str, N: int, T: int, D: int) -> None:
     """Positive terms: what is lost on the way stays lost."""
     x, grad = randn(N, T, D).abs(), randn(N, T, D, seed=1).abs()
@@ -173,8 +181,7 @@ def test_cumsum_of_infinities(implementation: str) -> None:
         same_special(kdk.ops.cumsum(x), x.cumsum(-2))
 
 
-@IMPLEMENTATIONS
-@pytest.mark.parametrize(("N", "T", "D"), SHAPES)
+@KERNELS
 def test_logcumsumexp(implementation: str, N: int, T: int, D: int) -> None:
     x, grad = randn(N, T, D) * 5, randn(N, T, D, seed=1)
     got = by(implementation, kdk.ops.logcumsumexp, x, grad=grad)
