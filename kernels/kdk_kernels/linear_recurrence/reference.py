@@ -91,11 +91,13 @@ def scan(a: Tensor, b: Tensor, h: Tensor, reverse: bool = False) -> Tensor:
     T = b.shape[-2]
     if T > STEPS:
         return _scan_parts(a, b, h, T // STEPS * STEPS)
+    if T == 0:  # no step, and yet a function of all arguments
+        return torch.addcmul(b, a, h.unsqueeze(-2))
     states = []
     for factor, term in zip(a.unbind(-2), b.unbind(-2)):
         h = torch.addcmul(term, factor, h)
         states.append(h)
-    return torch.stack(states, -2) if states else b.clone()
+    return torch.stack(states, -2)
 
 
 def _scan_parts(a: Tensor, b: Tensor, h: Tensor, whole: int) -> Tensor:
