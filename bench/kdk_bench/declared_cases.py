@@ -26,6 +26,9 @@ def cases_of(op: Op) -> Cases:
             raise _no_cases(op, f"lets {letter} be 0", "an index tensor points into it: Dim(minimum=1)")
     if set(cases.scalars) != set(scalars):
         raise _no_cases(op, f"has values for {sorted(cases.scalars)}", f"the scalar arguments are {sorted(scalars)}")
+    unknown = [name for name in cases.largest if name not in op.tensors]
+    if unknown:
+        raise _no_cases(op, f"limits the values of {unknown}", f"the tensor arguments are {', '.join(op.tensors)}")
     return cases
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kdk.layouts import CHANNELS_LAST
 from kdk.op import Op
+from kdk_bench.declared_cases import cases_of
 from kdk_bench.generate import Problem, shape
 
 LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns", "channels_last")
@@ -155,6 +156,7 @@ def draw(
     """Tensors called `names`, each with its declared shape. Every name has random numbers of its own. dtypes: where not `dtype`."""
     tensors: dict[str, Tensor | None] = {}
     storages = []
+    largest = {} if prefix else cases_of(op).largest
     for name in names:
         if name in problem.without:
             tensors[name] = None
@@ -168,7 +170,8 @@ def draw(
         elif name in op.ranges and not prefix:
             values = in_range(shape(op, name, problem), *op.ranges[name], own, generator)
         else:
-            values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
+            values = _values(shape(op, name, problem), dtype, kind, generator)
+            values = (values.clamp(-largest[name], largest[name]) if name in largest else values).to(own)
         tensors[name], base = _place(values, problem.layout)
         storages.append(base)
     return Arguments(tensors, tuple(storages))

@@ -40,12 +40,14 @@ class Cases:
     dims: every letter, those of `Op.sized` too. models: shapes of real models, the first is the primary one.
     scalars: the values of each scalar argument that the generator draws from, the first is the usual one; of a torch.dtype its
     name. Arguments of `Op.sized` are left out.
+    largest: tensor argument -> the largest magnitude of its values: 1 for a decay, whose products over a long time would overflow.
     valid(sizes, scalars): whether the operator takes these sizes together with these scalar arguments (with those of `Op.sized`).
     """
 
     dims: Mapping[str, Dim]
     models: tuple[Case, ...]
     scalars: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    largest: Mapping[str, float] = field(default_factory=dict)
     valid: Callable[[dict[str, int], dict[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:

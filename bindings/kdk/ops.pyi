@@ -16,8 +16,17 @@ def add_rms_norm_dynamic_quant(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Add a block's result to the residual stream, normalise the sum, and quantise it to 8 bits with a scale per row."""
 
+def cumsum(x: Tensor) -> Tensor:
+    """Sums over time from the start to every step, y_t = x_1 + ... + x_t, in float32."""
+
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table by their numbers: rows[i] = table[index[i]]."""
+
+def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = False) -> Tensor:
+    """The linear recurrence h_t = a_t * h_{t-1} + b_t along time, for every channel by itself."""
+
+def logcumsumexp(x: Tensor) -> Tensor:
+    """Logarithms of sums over time from the start to every step, y_t = log(exp(x_1) + ... + exp(x_t))."""
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Root-mean-square normalisation over the last dimension."""

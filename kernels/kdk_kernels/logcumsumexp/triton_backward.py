@@ -1,0 +1,11 @@
+"""Gradient of logcumsumexp in Triton: the walk of linear_recurrence from the end, with factors exp(y_t - y_{t+1})."""
+
+from torch import Tensor
+
+from kdk_kernels.linear_recurrence.triton import DECAY, new_like, scan
+
+
+def backward(grad: Tensor, x: Tensor, y: Tensor, needs: str) -> Tensor:
+    dx = new_like(x)
+    scan(DECAY, y, grad, reverse=True, x=x, dx=dx)
+    return dx
