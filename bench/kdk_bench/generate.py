@@ -277,6 +277,12 @@ def _needs(op: Op, slot: Slot, focus: str, turn: int) -> tuple[str, ...]:
     return subsets[turn % len(subsets)]
 
 
+def _smaller(sizes: dict[str, int], focus: str, rng: random.Random) -> dict[str, int]:
+    """Some of the letters that are at no edge halved a few times: the restrictions that `valid` makes are mostly limits."""
+    kept = {letter: letter == focus or size < 2 or rng.random() < 0.5 for letter, size in sizes.items()}
+    return {letter: size if kept[letter] else size >> rng.randint(1, size.bit_length() - 1) for letter, size in sizes.items()}
+
+
 ATTEMPTS = 200  # at sizes and scalars that are valid together
 
 
@@ -295,8 +301,10 @@ def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: i
     limit = max(limit, MANY_ELEMENTS) if slot.many else limit
     focus = _focus(op, cases, slot, direction, turn + (attempt if attempt >= ATTEMPTS // 2 else 0))
     fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
-    edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
+    edge = fitting[0] if slot.reduced is not None and fitting and not attempt else rng.choice(fitting or [1])
     sizes = _sizes(op, cases, slot, focus, edge, limit, rng, attempt)
+    if attempt and slot.counted:
+        sizes = fit(_smaller(sizes, "" if slot.name == "plain" else focus, rng), cases.dims)
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
     if attempt:
         scalars = {name: rng.choice(options) for name, options in cases.scalars.items()}

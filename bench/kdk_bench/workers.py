@@ -38,14 +38,16 @@ class _Worker:
 
 
 def _serve(connection: Connection, begin: Callable[[], None], work: Callable[[Any], Any]) -> None:
-    begin()
-    connection.send(None)
-    while True:
-        try:
-            task = connection.recv()
-        except EOFError:
-            return
-        connection.send(work(task))
+    """Answers with what was raised, or None and the result."""
+    try:
+        begin()
+        connection.send((None, None))
+        while True:
+            connection.send((None, work(connection.recv())))
+    except EOFError:
+        return
+    except Exception as error:
+        connection.send((error, None))
 
 
 def each(
@@ -53,7 +55,7 @@ def each(
 ) -> Iterator[tuple[_Task, Any]]:
     """(task, its result), in the order in which they end. In place of a result DIED, or HUNG after `limit` seconds.
 
-    begin and work are sent to the processes: functions of a module, or partials of them. What they raise is DIED.
+    begin and work are sent to the processes: functions of a module, or partials of them. What they raise is raised here.
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
         os.environ.setdefault(variable, "1")
@@ -93,9 +95,11 @@ def _outcome(worker: _Worker, readable: bool) -> tuple[Any] | None:
     """What became of a worker's task; None: nothing yet, or that it is ready for the first."""
     if readable:
         try:
-            result = worker.connection.recv()
+            error, result = worker.connection.recv()
         except (EOFError, OSError):
             return (DIED,)
+        if error is not None:
+            raise error
         if not worker.ready:
             worker.ready = True
             return None

@@ -141,7 +141,7 @@ def as_promised(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         rank, kept = promised(args) if op.layouts else (0, torch.contiguous_format)
         result = function(*args)
-        if isinstance(result, Tensor):
+        if result is None or isinstance(result, Tensor):
             return fix(result, args, rank, kept)
         fixed: list[Tensor | None] = []
         for t in result:
@@ -155,6 +155,8 @@ def no_nones(result: Any, args: tuple[Any, ...]) -> Any:
     """A schema's results are tensors: what a backward did not compute becomes an empty one."""
     if isinstance(result, Tensor):
         return result
+    if result is None:
+        return first_tensor(args).new_empty(0)
     for t in result:
         if t is None:
             like = first_tensor(args)

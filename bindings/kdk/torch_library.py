@@ -97,6 +97,8 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     if typing.get_origin(hints["return"]) is tuple:
         hints["return"] = tuple[(Tensor,) * len(typing.get_args(hints["return"]))]  # type: ignore[misc]
+    elif hints["return"] == (Tensor | None):
+        hints["return"] = Tensor
     parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
 
     def same(*args: Any) -> None: ...
