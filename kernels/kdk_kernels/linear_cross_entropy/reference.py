@@ -1,5 +1,6 @@
 """linear_cross_entropy in plain torch: the semantics every kernel is checked against."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, Optional
@@ -40,8 +41,19 @@ def linear_cross_entropy(
 def logits(x: Tensor, weight: Tensor, bias: Optional[Tensor], softcap: Optional[float]) -> Tensor:
     """(..., V) in float32, or float64."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    z = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    with as_it_is(x):
+        z = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return z if softcap is None else torch.tanh(z / softcap) * softcap
+
+
+def autocasting(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def as_it_is(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Inside, autocast casts no product: `reduced` has cast what it would, and the rest is computed as documented."""
+    return torch.autocast(x.device.type, enabled=False) if autocasting(x) else contextlib.nullcontext()
 
 
 def loss_of(lse: Tensor, hit: Tensor, total: Optional[Tensor], V: int, ignored: Tensor, label_smoothing: float, z_loss: float) -> Tensor:
@@ -84,10 +96,11 @@ def linear_cross_entropy_backward(
     grad_x: Optional[Tensor] = None
     grad_weight: Optional[Tensor] = None
     grad_bias: Optional[Tensor] = None
-    if "x" in needed:
-        grad_x = (d @ weight.to(d.dtype)).to(x.dtype)
-    if "weight" in needed:
-        grad_weight = (rows.t() @ x.reshape(target.numel(), x.shape[-1]).to(d.dtype)).to(weight.dtype)
+    with as_it_is(x):
+        if "x" in needed:
+            grad_x = (d @ weight.to(d.dtype)).to(x.dtype)
+        if "weight" in needed:
+            grad_weight = (rows.t() @ x.reshape(target.numel(), x.shape[-1]).to(d.dtype)).to(weight.dtype)
     if "bias" in needed and bias is not None:
         grad_bias = rows.sum(0).to(bias.dtype)
     return grad_x, grad_weight, grad_bias  # type: ignore[return-value]
@@ -109,7 +122,7 @@ def gradient_of_logits(
     d = (z - lse).clamp(max=0.0).exp()
     if z_loss:
         d = d * (1 + 2 * z_loss * lse)
-    d = d - torch.where(onehot, 1 - label_smoothing, 0.0)
+    d = torch.where(onehot, d - (1 - label_smoothing), d)
     if label_smoothing:
         d = d - label_smoothing / V
     if softcap is not None:
@@ -165,7 +178,7 @@ def reduced(
     if reduction not in REDUCTIONS:
         limit = f"one of {', '.join(REDUCTIONS)}"
         raise InputError("LCE-REDUCTION", "linear_cross_entropy: reduction", value=reduction, limit=limit, way_out="'mean' is usual")
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+    if autocasting(x) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
