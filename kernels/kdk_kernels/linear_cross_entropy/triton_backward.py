@@ -17,6 +17,12 @@ LEAST = 1 << 22  # elements of a part: smaller problems need no more than one
 
 
 @triton.jit
+def inside(width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the elements of a tile lie behind its first one, in int32: 64 bits for every element would spill registers."""
+    return tl.arange(0, ROWS)[:, None] * width + tl.arange(0, COLUMNS)[None, :]
+
+
+@triton.jit
 def _gradient(
     grad, x, weight, bias, target, lse, d, shares,
     first, N, width, V, H, grad_step, x_row, x_col, w_row, w_col, bias_step, target_step, lse_step,
@@ -42,10 +48,11 @@ def _gradient(
     p -= label_smoothing / V
     if SOFTCAP:
         p *= 1.0 - t * t
-    inside = ((rows < N) & (label != ignore_index))[:, None] & (columns < width)[None, :]
-    rounded = tl.where(inside, p * g[:, None], 0.0).to(d.dtype.element_ty)
+    kept = ((rows < N) & (label != ignore_index))[:, None] & (columns < width)[None, :]
+    rounded = tl.where(kept, p * g[:, None], 0.0).to(d.dtype.element_ty)
     if STORE:
-        tl.store(d + rows[:, None] * width + columns[None, :], rounded, mask=(rows < N)[:, None] & (columns < width)[None, :])
+        mask = (rows < N)[:, None] & (columns < width)[None, :]
+        tl.store(d + i.to(tl.int64) * ROWS * width + j * COLUMNS + inside(width, ROWS, COLUMNS), rounded, mask=mask)
     if SUM:
         tl.store(shares + i.to(tl.int64) * width + columns, tl.sum(rounded.to(tl.float32), axis=0), mask=columns < width)
 
@@ -70,10 +77,11 @@ def _product(
         sum = tl.dot(one, other, sum, input_precision=PRECISION)
         left += left_step
         right += right_step
-    at, mask = rows[:, None] * N + columns[None, :], (rows < M)[:, None] & (columns < N)[None, :]
+    at, mask = inside(N, ROWS, COLUMNS), (rows < M)[:, None] & (columns < N)[None, :]
+    start = i.to(tl.int64) * ROWS * N + j * COLUMNS
     if ADD:
-        sum += tl.load(add + at, mask=mask, other=0.0)
-    tl.store(out + at, sum.to(out.dtype.element_ty), mask=mask)
+        sum += tl.load(add + start + at, mask=mask, other=0.0)
+    tl.store(out + start + at, sum.to(out.dtype.element_ty), mask=mask)
 
 
 def _multiply(a: Tensor, b: Tensor, add: Optional[Tensor], out: Tensor, how: dict[str, Any]) -> None:
