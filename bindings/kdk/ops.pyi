@@ -22,6 +22,20 @@ def cumsum(x: Tensor) -> Tensor:
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table by their numbers: rows[i] = table[index[i]]."""
 
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
+    reduction: str = 'mean',
+) -> Tensor:
+    """Cross-entropy of a linear layer's logits, which are never stored: the loss of a language model's head."""
+
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None, reverse: bool = False) -> Tensor:
     """The linear recurrence h_t = a_t * h_{t-1} + b_t along time, for every channel by itself."""
 
