@@ -28,8 +28,10 @@ from kdk_bench.drawing import Arguments, draw
 from kdk_bench.generate import Problem, longest, problems
 from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.places import Place
+from kdk_bench.reference_quality import coarse
+from kdk_bench.spelling import parse
 
-MOVES = 6  # of the inputs, to see how far the oracle moves: in one alone, two moves may cancel
+MOVES = 8  # of the inputs, to see how far the oracle moves
 DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
 
@@ -134,16 +136,22 @@ def poisoned_memory() -> Iterator[None]:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know."""
-    generator = torch.Generator().manual_seed(seed)
+def _moved(args: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know.
+
+    Elements at one place of different arguments move together in some moves and against each other in others: two moves
+    that cancel in all of them would hide how much the result hangs on either (x and rstd of a norm of one element).
+    """
     step = torch.finfo(torch.float32).eps
 
-    def move(t: Tensor) -> Tensor:
-        sign = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    def move(t: Tensor, argument: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        code = 1 + (torch.randint(0, MOVES - 1, t.shape, generator=generator) + argument) % (MOVES - 1)
+        differ = code & number  # rows of a Hadamard matrix: of two codes, every pair of signs comes equally often
+        sign = 1 - 2 * ((differ ^ differ >> 1 ^ differ >> 2) & 1)
         return t * (1 + step * sign)
 
-    return tuple([move(a) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for a in args])
+    return tuple([move(a, i) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for i, a in enumerate(args)])
 
 
 def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
@@ -174,21 +182,22 @@ class Expectation:
                 wide = _backward_call(op, inputs, grads, problem, torch.float64).args
                 in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
             self.oracle = _outputs(function(*wide))
-            moved = [_outputs(function(*_moved(wide, seed))) for seed in range(MOVES)]
+            moved = [_outputs(function(*_moved(wide, number))) for number in range(MOVES)]
         self.spread = [_spread(o, results) for o, *results in zip(self.oracle, *moved)]
         self.reference = _outputs(function(*self.call.args))
-        in_float32 = _outputs(in_32)
+        self.in_float32 = _outputs(in_32)
         self.longest = [longest(op, name, problem) for name in self.call.names]
         self.yardstick = [
             None if r is None or o is None or f is None else yardstick(r, f, o, longest=n)
-            for r, o, f, n in zip(self.reference, self.oracle, in_float32, self.longest)
+            for r, o, f, n in zip(self.reference, self.oracle, self.in_float32, self.longest)
         ]
 
     def sloppy(self) -> str | None:
         """Why the reference fails its own check, or None."""
-        for name, r, y, o, n in zip(self.call.names, self.reference, self.yardstick, self.oracle, self.longest):
-            if r is not None and y is not None and o is not None:
-                reason = sloppy(r, y, o, longest=n)
+        rows = zip(self.call.names, self.reference, self.yardstick, self.oracle, self.longest, self.in_float32, self.spread)
+        for name, r, y, o, n, f, spread in rows:
+            if r is not None and y is not None and o is not None and f is not None:
+                reason = sloppy(r, y, o, longest=n) or coarse(f, o, longest=n, spread=spread)
                 if reason:
                     return f"{name}: {reason}"
         return None
@@ -297,7 +306,7 @@ def _second_run(
 # ---- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None) -> str:
+def reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None) -> str:
     words = ["kdk check", row.op, f"--implementation {row.implementation}", f"--direction {row.direction}"]
     words += [f"--target {row.target}", f"--dtype {row.dtype}", f'--case "{case}"', f"--seed {seed}"]
     words += ["--full"] if full else []
@@ -305,7 +314,7 @@ def _reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None
     return " ".join(words)
 
 
-def _guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
+def guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
     """A result whatever happens: a refusal and a crash of the kernel are outcomes, not the end of the check."""
     try:
         with warnings.catch_warnings():
@@ -321,13 +330,14 @@ def _guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
         return Result(row, case, "failed", reason=f"{type(error).__name__}: {text} ({where.name}, line {where.lineno})")
 
 
-def run_row(
-    row: Row, place: Place, *, full: bool = False, seed: int = 0, case: str = "", directory: str | None = None
-) -> list[Result]:
+def run_row(row: Row, place: Place, *, full: bool = False, seed: int = 0, case: str = "", directory: str | None = None) -> list[Result]:
     """Every case of a row, one more result for 16-bit outputs pooled over the cases, and one if too few cases could tell."""
     operator = OPERATORS[row.op]
     try:
-        chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
+        if "=" in case:
+            chosen = [parse(operator.op, case)]
+        else:
+            chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
     except DeclarationError as error:  # of a package that is installed; costs the other operators nothing
         return [Result(row, "all", "failed", reason=str(error), evidence=place.evidence)]
     pools: dict[str, Pool] = {}
@@ -335,7 +345,7 @@ def run_row(
     for i, problem in enumerate(chosen):
         twice = full or i == 0
         work = functools.partial(run_case, operator, row, problem, place, seed, pools, twice)
-        result = _guarded(work, row, problem.name)
+        result = guarded(work, row, problem.name)
         results.append(replace(result, rank=problem.elements if problem.counted else DEGENERATE))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same
@@ -350,7 +360,7 @@ def run_row(
             r,
             diagnose=None,
             evidence=place.evidence,
-            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
+            reproduce=reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
         )
         for r in results
     ]

@@ -170,12 +170,13 @@ def test_the_report_counts_and_says_what_does_not_hold(monkeypatch: pytest.Monke
     totals = report.Totals(trials)
     assert (totals.mutants, totals.rate, totals.kills["numerics"]) == (3, 2 / 3, 2)
     assert report.diagnosed(trials) == (1, 2)
-    assert len(report.problems([work], set())) == 3  # overall, the kernel, the diagnosis
+    assert len(report.problems([work], set())) == 4  # too few, overall, the kernel, the diagnosis
     monkeypatch.setattr(report, "EXPLAINED", {trials[2][0].key: "equal"})
     assert report.Totals(trials).rate == 1.0
     keys = {m.key for m, _ in trials}
     found = report.problems([work], keys)
-    assert [f.partition(":")[0] for f in found] == ["1 of 3 mutants are explained, at most 5% may be", found[1]]
+    assert found[:2] == [f"{UNIT}: only 3 mutants count, 4 must", "1 of 3 mutants are explained, at most 5% may be"]
+    assert len(found) == 3 and "the first guess" in found[2]
 
 
 @pytest.mark.parametrize(("key", "said"), [("gone", "no such mutant"), ("a", "but killed")])
