@@ -153,7 +153,7 @@ def test_code_that_only_another_operator_runs_is_left_to_it() -> None:
 
 
 def test_the_lines_that_run_are_known() -> None:
-    baseline = run_original(UNIT, 0)
+    baseline = run_original(UNIT, True, 0)
     assert baseline.kill == ""
     file, text = original(UNIT)
     number = {line.strip(): i + 1 for i, line in enumerate(text.splitlines())}
