@@ -25,6 +25,7 @@ from kdk_bench.expectation import Expectation, Row, outputs_of
 from kdk_bench.generate import Problem, problems
 from kdk_bench.numerics import Pool, same_bits
 from kdk_bench.places import Place
+from kdk_bench.spelling import parse
 
 DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
@@ -129,7 +130,7 @@ def _second_run(
 # ---- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None) -> str:
+def reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None) -> str:
     words = ["kdk check", row.op, f"--implementation {row.implementation}", f"--direction {row.direction}"]
     words += [f"--target {row.target}", f"--dtype {row.dtype}", f'--case "{case}"', f"--seed {seed}"]
     words += ["--full"] if full else []
@@ -137,7 +138,7 @@ def _reproduce(row: Row, case: str, seed: int, full: bool, directory: str | None
     return " ".join(words)
 
 
-def _guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
+def guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
     """A result whatever happens: a refusal and a crash of the kernel are outcomes, not the end of the check."""
     try:
         with warnings.catch_warnings():
@@ -153,13 +154,14 @@ def _guarded(run: Callable[[], Result], row: Row, case: str) -> Result:
         return Result(row, case, "failed", reason=f"{type(error).__name__}: {text} ({where.name}, line {where.lineno})")
 
 
-def run_row(
-    row: Row, place: Place, *, full: bool = False, seed: int = 0, case: str = "", directory: str | None = None
-) -> list[Result]:
+def run_row(row: Row, place: Place, *, full: bool = False, seed: int = 0, case: str = "", directory: str | None = None) -> list[Result]:
     """Every case of a row, one more result for 16-bit outputs pooled over the cases, and one if too few cases could tell."""
     operator = OPERATORS[row.op]
     try:
-        chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
+        if "=" in case:
+            chosen = [parse(operator.op, case)]
+        else:
+            chosen = [p for p in problems(operator.op, row.direction, full=full, seed=seed) if case in ("", p.name)]
     except DeclarationError as error:  # of a package that is installed; costs the other operators nothing
         return [Result(row, "all", "failed", reason=str(error), evidence=place.evidence)]
     pools: dict[str, Pool] = {}
@@ -167,7 +169,7 @@ def run_row(
     for i, problem in enumerate(chosen):
         twice = full or i == 0
         work = functools.partial(run_case, operator, row, problem, place, seed, pools, twice)
-        result = _guarded(work, row, problem.name)
+        result = guarded(work, row, problem.name)
         results.append(replace(result, rank=problem.elements if problem.counted else DEGENERATE))
         if result.outcome == "refused" and len(results) >= 3 and all(r.outcome == "refused" for r in results):
             break  # a refusal of every call: the rest would say the same
@@ -182,7 +184,7 @@ def run_row(
             r,
             diagnose=None,
             evidence=place.evidence,
-            reproduce=_reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
+            reproduce=reproduce(row, r.case, seed, full, directory) if r.outcome == "failed" and r.rank else "",
         )
         for r in results
     ]

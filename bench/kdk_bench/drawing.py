@@ -157,11 +157,12 @@ def draw(
     tensors: dict[str, Tensor | None] = {}
     storages = []
     largest = {} if prefix else cases_of(op).largest
+    origin = problem.name.partition(": ")[0]  # of a case that was made smaller: it keeps the numbers that showed the fault
     for name in names:
         if name in problem.without:
             tensors[name] = None
             continue
-        number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
+        number = int.from_bytes(hashlib.sha256(f"{origin} {prefix}{name} {seed}".encode()).digest()[:7], "little")
         generator = torch.Generator().manual_seed(number)
         own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else (dtypes or {}).get(name, dtype)
         kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values

@@ -19,8 +19,9 @@ from kdk_bench.discrete import Dequantised, judge_choice
 from kdk_bench.drawing import Arguments, draw, scalar
 from kdk_bench.generate import Problem, longest
 from kdk_bench.numerics import Pool, Verdict, informative, judge, same_bits, sloppy, yardstick
+from kdk_bench.reference_quality import coarse
 
-MOVES = 6  # of the inputs, to see how far the oracle moves: in one alone, two moves may cancel
+MOVES = 8  # of the inputs, to see how far the oracle moves
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,22 @@ class _Backward:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know."""
-    generator = torch.Generator().manual_seed(seed)
+def _moved(args: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know.
+
+    Elements at one place of different arguments move together in some moves and against each other in others: two moves
+    that cancel in all of them would hide how much the result hangs on either (x and rstd of a norm of one element).
+    """
     step = torch.finfo(torch.float32).eps
 
-    def move(t: Tensor) -> Tensor:
-        sign = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    def move(t: Tensor, argument: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        code = 1 + (torch.randint(0, MOVES - 1, t.shape, generator=generator) + argument) % (MOVES - 1)
+        differ = code & number  # rows of a Hadamard matrix: of two codes, every pair of signs comes equally often
+        sign = 1 - 2 * ((differ ^ differ >> 1 ^ differ >> 2) & 1)
         return t * (1 + step * sign)
 
-    return tuple([move(a) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for a in args])
+    return tuple([move(a, i) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for i, a in enumerate(args)])
 
 
 def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
@@ -147,9 +154,10 @@ def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Known:
-    """Per result: oracle, reference, yardstick and spread. quantised: by name."""
+    """Per result: oracle, the reference in float32, the reference, yardstick and spread. quantised: by name."""
 
     oracle: tuple[Tensor | None, ...]
+    in_float32: tuple[Tensor | None, ...]
     reference: tuple[Tensor | None, ...]
     yardstick: list[Tensor | None]
     spread: list[Tensor | None]
@@ -178,7 +186,7 @@ class Expectation:
                 backward = _Backward(op, problem, self.dtype, seed)
                 self.call = backward.call(None)
                 self.wide, self.near = backward.call(torch.float64).args, backward.call(torch.float32).args
-        self.moved = [_moved(self.wide, seed) for seed in range(MOVES)]
+        self.moved = [_moved(self.wide, number) for number in range(MOVES)]
         self.reference = outputs_of(function(*self.call.args))
         self.longest = [longest(op, name, problem) for name in self.call.names]
         self.choice = op.choice if self.forward else None
@@ -200,7 +208,7 @@ class Expectation:
             None if r is None or o is None or f is None else r if name in discrete else yardstick(r, f, o, longest=n)
             for name, r, o, f, n in zip(self.call.names, reference, oracle, in_float32, self.longest)
         ]
-        return Known(oracle, reference, yardsticks, spread, self._quantised(oracle) if self.forward else {})
+        return Known(oracle, in_float32, reference, yardsticks, spread, self._quantised(oracle) if self.forward else {})
 
     def _quantised(self, oracle: tuple[Tensor | None, ...]) -> dict[str, Dequantised]:
         found = {}
@@ -249,6 +257,9 @@ class Expectation:
                 reason_ = None if verdict.accepted else f"the reference fails its own check: {verdict.reason}"
             else:
                 reason_ = sloppy(r, y, o, longest=self.longest[i])
+                near = known.in_float32[i]
+                if not reason_ and near is not None:
+                    reason_ = coarse(near, o, longest=self.longest[i], spread=known.spread[i])
             if reason_:
                 return f"{name}: {reason_}"
         return None

@@ -12,6 +12,7 @@ from kdk.errors import UsageError
 from kdk.registry import OPERATORS, require
 from kdk_bench.check import Result, Row, run_row
 from kdk_bench.places import place
+from kdk_bench.shrinking import with_smaller
 from kdk_bench.workers import DIED, HUNG, each
 
 DIRECTIONS = ("forward", "backward")
@@ -87,9 +88,9 @@ def begin(directory: str | None) -> None:
 
 
 def _work(row: Row, plan: Plan) -> list[Result]:
-    return run_row(
-        row, place(row.implementation, row.target), full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory
-    )
+    where = place(row.implementation, row.target)
+    results = run_row(row, where, full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory)
+    return results if plan.case else with_smaller(results, row, where, full=plan.full, seed=plan.seed, directory=plan.directory)
 
 
 def _lost(row: Row, how: str, plan: Plan) -> Result:

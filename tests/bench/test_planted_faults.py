@@ -1,5 +1,6 @@
 """The check is checked: faults planted in a kernel's place fail for every operator, direction and in the quick tier's cases."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.op import Op
@@ -228,6 +230,35 @@ def test_a_planted_fault_fails(name: str, direction: str, fault: str, dtype: str
     monkeypatch.delattr(module, "supports", raising=False)
     results = run_row(Row(name, direction, "triton", "sm_90", dtype), place("triton", "sm_90"))
     assert "failed" in {r.outcome for r in results}, [(r.case, r.outcome, r.error_ratio) for r in results]
+
+
+class Narrowed(TorchFunctionMode):
+    """Whatever is computed in float32 is rounded to bfloat16: products, sums, all of it. float64 stays as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return result.bfloat16().float() if isinstance(result, Tensor) and result.dtype == torch.float32 else result
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", [n for n, o in OPERATORS.items() if o.op.package.startswith("kdk_kernels.")])
+def test_a_reference_that_accumulates_in_bfloat16_fails(name: str, direction: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is as bad in float32 as in the working dtype, so that it would be its own yardstick; the kernel here is right."""
+    op = OPERATORS[name].op
+    which = "reference" if direction == "forward" else "backward"
+    faultless = getattr(op, which)
+
+    @functools.wraps(faultless)
+    def sloppy(*args: Any) -> Any:
+        with Narrowed():
+            return faultless(*args)
+
+    monkeypatch.setattr(kernel_module(op.package, direction), direction, one_or_many(functools.partial(right, op, direction)))
+    monkeypatch.setattr(OPERATORS[name], "op", dataclasses.replace(op, **{which: sloppy}))
+    results = run_row(Row(name, direction, "triton", "sm_90", dtype), place("triton", "sm_90"))
+    assert any(r.outcome == "failed" and "the reference fails its own check" in r.reason for r in results), [r.reason for r in results]
 
 
 @pytest.mark.parametrize("name", [n for n, o in OPERATORS.items() if o.op.package.startswith("kdk_kernels.")])

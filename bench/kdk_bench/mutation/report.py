@@ -16,6 +16,7 @@ from kdk_bench.mutation.workers import Work
 LEAST_OVERALL = 0.95  # of the mutants that are not explained
 LEAST_PER_KERNEL = 0.90  # of an operator in a language, both directions together
 MOST_EXPLAINED = 0.05
+LEAST_MUTANTS = 20  # that count, of an operator in a direction and a language
 LEAST_DIAGNOSED = 0.60
 
 # The causes that name a class of faults. Several where one fault looks different by where it is planted: a bound one too low
@@ -95,6 +96,8 @@ def problems(works: list[Work], candidates: set[str]) -> list[str]:
     for work in works:
         if work.baseline is not None and work.baseline.kill:
             found.append(f"{work.unit}: the unchanged kernel fails: {work.baseline.reason}")
+        if work.counting() < min(LEAST_MUTANTS, work.wanted):
+            found.append(f"{work.unit}: only {work.counting()} mutants count, {min(LEAST_MUTANTS, work.wanted)} must")
     trials = _all(works)
     totals = Totals(trials)
     if totals.rate < LEAST_OVERALL:

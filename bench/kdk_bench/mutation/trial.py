@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import linecache
@@ -10,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -67,6 +68,12 @@ def steps(unit: Unit) -> list[Step]:
     op = OPERATORS[unit.op].op
     names = [p.name for p in problems(op, unit.direction) if p.elements]
     return [(dtype, name) for dtype in DTYPES if dtype in op.dtypes for name in names]
+
+
+@functools.cache
+def uncounted(unit: Unit) -> frozenset[str]:
+    """The cases of a single element."""
+    return frozenset(p.name for p in problems(OPERATORS[unit.op].op, unit.direction) if not p.counted)
 
 
 PREFIX = "<planted "  # of the file name of a planted module
@@ -192,12 +199,23 @@ class _Cases:
         return "", ""
 
 
-def run_original(unit: Unit, seed: int) -> Trial:
-    """All cases of the unchanged kernel, which pass, and the lines that they run."""
+def run_original(unit: Unit, shares: bool, seed: int) -> Trial:
+    """All cases of the unchanged kernel, which pass. shares: others run its code too, so say which lines it runs itself.
+
+    Tracing slows a kernel's simulator by several times: the cases of one dtype have to do.
+    """
     lines: set[Line] = set()
-    with traced(lines):
-        trial = run_mutant(unit, *original(unit), steps(unit), seed)
-    return replace(trial, lines=frozenset(lines))
+    seconds = 0.0
+    for dtype in DTYPES:
+        order = [step for step in steps(unit) if step[0] == dtype]
+        if not order:
+            continue
+        with traced(lines) if shares and dtype == DTYPES[0] else contextlib.nullcontext():
+            trial = run_mutant(unit, *original(unit), order, seed)
+        seconds += trial.seconds
+        if trial.kill:
+            return trial
+    return Trial("", seconds=seconds, lines=frozenset(lines))
 
 
 def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int) -> Trial:

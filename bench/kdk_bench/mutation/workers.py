@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kdk_bench.mutation.mutants import Mutant
-from kdk_bench.mutation.trial import Step, Trial, run_mutant, run_original, steps
-from kdk_bench.mutation.units import Unit
+from kdk_bench.mutation.trial import Step, Trial, run_mutant, run_original, steps, uncounted
+from kdk_bench.mutation.units import Unit, sharing
 
 LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
 SLOWER = 5  # times as long as the unchanged kernel, and a mutant counts as hanging
@@ -32,8 +32,9 @@ class Work:
     kills: Counter[Step] = field(default_factory=Counter)
 
     def order(self) -> list[Step]:
-        """The cases that killed most come first: a mutant mostly dies at the first one."""
-        return sorted(steps(self.unit), key=lambda step: -self.kills[step])
+        """The cases that killed most come first: a mutant mostly dies at the first one. Of a single element last, as in
+        `kdk check`: what is wrong there says little about the cause."""
+        return sorted(steps(self.unit), key=lambda step: (step[1] in uncounted(self.unit), -self.kills[step]))
 
     def finished(self) -> bool:
         if self.baseline is None:
@@ -46,7 +47,7 @@ class Work:
     def next(self) -> tuple[Any, ...]:
         """A function and its arguments, before the seed."""
         if self.baseline is None:
-            return run_original, self.unit
+            return run_original, self.unit, bool(sharing([self.unit]))
         return run_mutant, self.unit, self.mutants[0].module, self.mutants[0].source, self.order()
 
     def limit(self) -> float:

@@ -106,20 +106,19 @@ def backward(
     needed, (V, H), how = needs.split(","), weight.shape, tile(x.dtype)
     rows, columns = x.reshape(-1, H), [t.reshape(-1) for t in (grad, target, lse)]
     N, (g, labels, total) = rows.shape[0], columns
-    new = {"device": x.device}
     width = min(V, max(triton.cdiv(V, PARTS), triton.cdiv(LEAST, N)))
     store = "x" in needed or "weight" in needed
-    d = torch.empty(N * width if store else 1, dtype=x.dtype, **new)
-    dx = torch.empty(x.shape, dtype=x.dtype, **new) if "x" in needed else None
-    sum = torch.empty((N, H), dtype=torch.float32, **new) if dx is not None and width < V else None
-    dweight = torch.empty((V, H), dtype=weight.dtype, **new) if "weight" in needed else None
+    d = torch.empty(N * width if store else 1, dtype=x.dtype, device=x.device)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if "x" in needed else None
+    sum = torch.empty((N, H), dtype=torch.float32, device=x.device) if dx is not None and width < V else None
+    dweight = torch.empty((V, H), dtype=weight.dtype, device=x.device) if "weight" in needed else None
     blocks = triton.cdiv(N, how["ROWS"])
-    dbias = torch.empty(V, dtype=x.dtype, **new) if bias is not None and "bias" in needed else None
+    dbias = torch.empty(V, dtype=x.dtype, device=x.device) if bias is not None and "bias" in needed else None
     for first in range(0, V, width):
         last = min(first + width, V)
         part, w = last - first, weight[first:last]
         part_of_bias = w if bias is None else bias[first:last]
-        shares = torch.empty((blocks, part) if dbias is not None else (1,), dtype=torch.float32, **new)
+        shares = torch.empty((blocks, part) if dbias is not None else (1,), dtype=torch.float32, device=x.device)
         _gradient[(blocks * triton.cdiv(part, how["COLUMNS"]),)](
             g, rows, w, part_of_bias, labels, total, d, shares, first, N, part, V, H,
             g.stride(0), *rows.stride(), *w.stride(), part_of_bias.stride(0), labels.stride(0), total.stride(0),

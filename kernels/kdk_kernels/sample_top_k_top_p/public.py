@@ -63,19 +63,19 @@ def sample_top_k_top_p(
         k = k.where((k > 0) & (k < V), 0)
     elif k is not None:
         k = torch.full((rows,), k, dtype=torch.int32, device=logits.device) if 0 < k < V else None
-    number = {"dtype": torch.float64 if logits.dtype == torch.float64 else torch.float32, "device": logits.device}
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(p, Tensor) and p is not None:
         _within("p", p, 1.0, "1 keeps all")
-        p = torch.full((rows,), p, **number) if p < 1.0 else None
+        p = torch.full((rows,), p, dtype=dtype, device=logits.device) if p < 1.0 else None
     if not isinstance(min_p, Tensor) and min_p is not None:
         _within("min_p", min_p, 1.0, "0 keeps all")
-        min_p = torch.full((rows,), min_p, **number) if min_p > 0.0 else None
+        min_p = torch.full((rows,), min_p, dtype=dtype, device=logits.device) if min_p > 0.0 else None
     degrees: Tensor | None
     if isinstance(temperature, Tensor):
         degrees = temperature
     else:
         _within("temperature", temperature, float("inf"), "0 is greedy, 1 leaves the logits as they are")
-        degrees = torch.full((rows,), temperature, **number) if temperature != 1.0 else None
+        degrees = torch.full((rows,), temperature, dtype=dtype, device=logits.device) if temperature != 1.0 else None
     return operator(logits, uniform, k, p, min_p, degrees)
 
 
