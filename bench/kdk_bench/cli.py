@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk audit`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -21,6 +21,8 @@ except ImportError as error:  # another package of this name goes before
     from kdk_bench.identity import explain
 
     raise SystemExit(explain(error)) from None
+
+from kdk_bench.audit.command import audit_command
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -170,6 +172,9 @@ def evidence_add(file: str) -> None:
     except ValueError as error:
         raise UsageError("KDK-REPORT", f"{file} is not JSON", value=str(error)) from None
     click.echo(f"{evidence.add(report)} records from {file} are in the store")
+
+
+cli.add_command(audit_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,36 @@
+"""What fills a gap: an operator of kdk with its evidence on the platform, a known rewrite, or nothing yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kdk import registry
+from kdk.dispatch import kernel_file
+from kdk.selection import IMPLEMENTATIONS
+from kdk_bench import evidence
+
+REWRITES = Path(__file__).parent / "rewrites.json"
+LANGUAGE = {"tpu": "pallas", "neuron": "nki", "xla": "pallas", "cuda": "triton"}
+
+
+def fills(platform: str) -> dict[str, dict[str, Any]]:
+    """By aten operator and by name of a formula. An operator without a kernel for the platform does not fill: it is open there."""
+    language = LANGUAGE[platform]
+    records = evidence.load()
+    found: dict[str, dict[str, Any]] = {}
+    for name, text in json.loads(REWRITES.read_text()).items():
+        found[name] = {"what": "rewrite", "name": text, "evidence": []}
+    for name, operator in registry.OPERATORS.items():
+        mine = [r for r in records if r["op"] == name and r["implementation"] == language]
+        known = [f"{r['direction']} {r['target']}: {r['evidence']}, {r['date']}" for r in mine]
+        kernels = [i for i in (language, "torch") if i in IMPLEMENTATIONS and kernel_file(operator.op, i, "forward")]
+        if kernels:
+            filled = {"what": "kdk", "name": f"kdk.ops.{name} ({kernels[0]})", "evidence": known or ["declared: a kernel, not yet checked"]}
+        else:
+            filled = {"what": "open", "name": f"kdk.ops.{name} has no {language} kernel yet", "evidence": []}
+        found[name] = filled
+        for aten in operator.op.fills:
+            found[aten] = filled
+    return found
