@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk audit`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk audit`, `kdk new`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -23,6 +23,7 @@ except ImportError as error:  # another package of this name goes before
     raise SystemExit(explain(error)) from None
 
 from kdk_bench.audit.command import audit_command
+from kdk_bench.new.command import new_command
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -175,6 +176,7 @@ def evidence_add(file: str) -> None:
 
 
 cli.add_command(audit_command)
+cli.add_command(new_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -56,3 +56,15 @@ class OnCuda(nn.Module):
 
 def on_cuda() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return OnCuda().cuda(), (torch.randn(3),), {}
+
+
+class MishLike(nn.Module):
+    """A formula that no operator has: x * exp(-|x|) + x * sigmoid(x)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.exp(-x.abs()) + x * torch.sigmoid(x)
+
+
+def mish_like() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    model = nn.Sequential(nn.Linear(8, 16), MishLike(), nn.Linear(16, 16), MishLike(), nn.Linear(16, 4))
+    return model, (torch.randn(4, 8),), {}

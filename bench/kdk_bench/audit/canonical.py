@@ -83,6 +83,9 @@ def build(calls: Iterable[Call]) -> Graph:
                 if value != inputs[0]:
                     graph.source[value] = inputs[0]
             continue
+        if call.op == "aten::cat" and len(parts := _parts(call)) == 1:
+            graph.source[call.outputs[0]] = parts[0].number
+            continue
         name = call.op.partition("::")[2]
         name = name[:-1] if name.endswith("_") and not name.startswith("__") else name
         for value in call.outputs:
@@ -93,8 +96,16 @@ def build(calls: Iterable[Call]) -> Graph:
     return graph
 
 
+def _parts(call: Call) -> list[Ref]:
+    """What a cat puts together, without empty parts."""
+    refs = [v for v in call.args[0] if isinstance(v, Ref)]
+    return [ref for ref, meta in zip(refs, call.metas) if 0 not in meta.shape]
+
+
 def _children(call: Call) -> tuple[Any, ...]:
     found: list[Any] = []
+    if call.op in ("aten::cat", "aten::stack"):
+        return tuple(_parts(call))
     for item in call.args:
         found += [v for v in item if isinstance(v, Ref)] if isinstance(item, list | tuple) else [item]
     return tuple(_child(item) for item in found if isinstance(item, Ref | int | float) and not isinstance(item, bool))
@@ -136,8 +147,6 @@ def _canonical(graph: Graph, node: Node, call: Call) -> Node:
         return Node("add", (left, _inner(graph, call, Node("neg", (right,), calls))), calls)
     if op == "mul" and len(children) == 2:
         return _product(graph, children, calls)
-    if op == "cat":
-        return Node(op, tuple(c for c in children if isinstance(c, Ref)), calls)
     if op in ("mean", "sum", "amax", "amin", "_softmax", "_log_softmax", "argmax", "cumsum", "sort", "topk", "gelu", "silu", "sigmoid"):
         children = children[:1]
     return Node(op, children, calls)

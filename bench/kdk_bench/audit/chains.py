@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Chain:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     filled: bool = True
     integers: Mapping[str, str] = field(default_factory=dict)
+    bounded: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
@@ -75,7 +77,8 @@ def _of(op: Op) -> Chain | None:
     cases = importlib.import_module(f"{op.package}.cases").CASES
     sizes = {letter: _size(cases.dims, letter, at) for at, letter in enumerate(cases.dims)}
     scalars = {name: values[0] for name, values in cases.scalars.items()}
-    return Chain(op.name, op.reference, tuple(spellings), op.shapes, len(op.outputs), sizes, scalars)
+    bounded = tuple(letter for letter, dim in cases.dims.items() if dim.at_most)
+    return Chain(op.name, op.reference, tuple(spellings), op.shapes, len(op.outputs), sizes, scalars, bounded=bounded)
 
 
 def _size(dims: Mapping[str, Any], letter: str, at: int) -> int:
@@ -91,12 +94,19 @@ def patterns(grad: bool) -> list[Pattern]:
     """Every spelling as a graph, traced with or without autograd, as the model was: torch takes other ways."""
     found: list[Pattern] = []
     for chain in chains():
-        for spelling, scalars in chain.spellings:
+        for sized, (spelling, scalars) in itertools.product(_halved(chain), chain.spellings):
             with torch.set_grad_enabled(grad):
-                pattern = _trace(chain, spelling, scalars)
+                pattern = _trace(sized, spelling, scalars)
             if pattern is not None and not any(_equal(pattern, old) for old in found):
                 found.append(pattern)
     return found
+
+
+def _halved(chain: Chain) -> list[Chain]:
+    """The chain, and with a letter that is at most another's at about half its size: a part of the elements is computed then."""
+    if not chain.bounded:
+        return [chain]
+    return [chain, replace(chain, sizes={k: v // 4 * 2 if k in chain.bounded else v for k, v in chain.sizes.items()})]
 
 
 def _equal(a: Pattern, b: Pattern) -> bool:

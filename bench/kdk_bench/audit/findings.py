@@ -25,7 +25,7 @@ ACTS = ("missing", "fallback", "chain", "loop", "code", "library")
 @dataclass
 class Finding:
     """One thing to know or do. platform: "" for all. cost: seconds per step, now and after, with how they are known. filled_by: what
-    (kdk, rewrite, open), name, evidence."""
+    (kdk, rewrite, open), name, evidence. kernel, program: for `kdk new`, the kind of kernel and the calls as text."""
 
     id: str
     kind: str
@@ -41,6 +41,8 @@ class Finding:
     filled_by: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     new: bool = False
+    kernel: str = ""
+    program: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,7 +54,7 @@ class Finding:
 
 def identity(kind: str, platform: str, *what: str) -> str:
     """A name that stays the same from run to run: layers' numbers and line numbers are left out of it."""
-    text = "/".join(re.sub(r"\d+", "*", w) if "." in w else w for w in what)
+    text = "/".join(re.sub(r"\d+", "*", w) if "." in w or w.isdigit() else w for w in what)
     digest = hashlib.sha256(f"{kind}/{platform}/{text}".encode()).hexdigest()[:8]
     return "-".join(filter(None, (kind.replace(" ", "-"), platform, digest)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +37,49 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Input:
+    """A value of the run as an operator would be given it. change: views that bring it into the declared layout."""
+
+    value: int
+    change: str = ""
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape after the change, or None where it cannot be made."""
+        for step in self.change.split():
+            if step == "swap" and len(shape) == 4:
+                shape = (shape[0], shape[2], shape[1], shape[3])
+            elif step == "squeeze" and len(shape) == 4 and 1 in shape[1:3]:
+                at = 1 if shape[1] == 1 else 2
+                shape = shape[:at] + shape[at + 1 :]
+            elif step == "double" and shape:
+                shape = (*shape[:-1], 2 * shape[-1])
+            else:
+                return None
+        return shape
+
+    def of(self, tensor: Tensor) -> Tensor:
+        for step in self.change.split():
+            if step == "swap":
+                tensor = tensor.transpose(1, 2)
+            elif step == "squeeze":
+                tensor = tensor.squeeze(1 if tensor.shape[1] == 1 else 2)
+            else:
+                tensor = torch.cat((tensor, tensor), -1)
+        return tensor
+
+
+# Heads before the sequence or behind it; a broadcast dimension in a table, or half a table whose halves are equal.
+CHANGES = ("", "swap", "squeeze", "double", "squeeze double")
+
+
+@dataclass(frozen=True)
 class Hit:
     """A formula found in the run. confirmed: the reference gave the model's own result on the model's own tensors; else `reason`."""
 
     chain: Chain
     spelling: str
     calls: tuple[Call, ...]
-    inputs: Mapping[str, int]
+    inputs: Mapping[str, Input]
     scalars: Mapping[str, Any]
     outputs: tuple[int, ...]
     sizes: Mapping[str, int]
@@ -225,37 +262,53 @@ def _confirm(found: Found, capture: Capture, graph: canonical.Graph, calls: Mapp
     return None
 
 
-def _bindings(found: Found, capture: Capture) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+def _bindings(found: Found, capture: Capture) -> Iterator[tuple[dict[str, Input], dict[str, int]]]:
     """Assignments of values to the tensor arguments whose shapes fit the declaration's letters; the value before a cast first."""
     chain = found.pattern.chain
     names = [n for n in chain.arguments if n in chain.shapes]
     everything = list(dict.fromkeys(v for values in found.bound.values() for v in values))
 
-    def assign(at: int, inputs: dict[str, int], sizes: dict[str, int]) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    def assign(at: int, inputs: dict[str, Input], sizes: dict[str, int]) -> Iterator[tuple[dict[str, Input], dict[str, int]]]:
         if at == len(names):
-            yield inputs, sizes
+            if _outputs_fit(found, sizes, capture):
+                yield inputs, sizes
             return
         name = names[at]
         options = list(reversed(found.bound[name])) if name in found.bound else everything
-        for value in options:
-            fitting = unify(chain.shapes[name], capture.metas[value].shape, sizes)
+        options.sort(key=lambda value: -math.prod(capture.metas[value].shape))  # a whole before its slices
+        for change, value in itertools.product(CHANGES, options):
+            given = Input(value, change)
+            shape = given.shape(capture.metas[value].shape)
+            fitting = unify(chain.shapes[name], shape, sizes) if shape is not None else None
             if fitting is not None:
-                yield from assign(at + 1, {**inputs, name: value}, fitting)
+                yield from assign(at + 1, {**inputs, name: given}, fitting)
 
     yield from assign(0, {}, {})
 
 
-def _agrees(chain: Chain, inputs: Mapping[str, int], scalars: Mapping[str, Any], outputs: Sequence[int], capture: Capture) -> bool | str:
+def _outputs_fit(found: Found, sizes: Mapping[str, int], capture: Capture) -> bool:
+    """Every output that was found has as many elements as the letters say."""
+    shapes = list(found.pattern.chain.shapes.items())
+    outputs = [text for name, text in shapes if name not in found.pattern.chain.arguments][: len(found.pattern.outputs)]
+    for text, value in zip(outputs, found.pattern.outputs):
+        place = found.values.get(found.pattern.graph.root(value), -1)
+        letters = [word.strip("*").partition("|")[0] for word in text.split()]
+        if place >= 0 and math.prod(sizes.get(letter, 1) for letter in letters) != math.prod(capture.metas[place].shape):
+            return False
+    return True
+
+
+def _agrees(chain: Chain, inputs: Mapping[str, Input], scalars: Mapping[str, Any], outputs: Sequence[int], capture: Capture) -> bool | str:
     """Whether the reference gives the model's results on the model's tensors; why that cannot be said."""
     known = {}
-    for value in (*inputs.values(), *(v for v in outputs if v >= 0)):
+    for value in (*(i.value for i in inputs.values()), *(v for v in outputs if v >= 0)):
         tensor, version = capture.tensors.get(value, (None, 0))
         if tensor is None:
             return "its tensors were not kept: the run is larger than what is kept"
         if (0 if tensor.is_inference() else tensor._version) != version:
             return "its tensors were changed in place afterwards"
         known[value] = tensor.detach()
-    arguments = [known[inputs[n]] if n in inputs else scalars.get(n) for n in chain.arguments]
+    arguments = [inputs[n].of(known[inputs[n].value]) if n in inputs else scalars.get(n) for n in chain.arguments]
     try:
         with torch.no_grad():
             result = chain.reference(*arguments)
@@ -272,8 +325,11 @@ def _close(expected: Tensor, got: Tensor) -> bool:
     tolerance = FINE if min(expected.element_size(), got.element_size()) >= 4 else COARSE
     e = expected.double() if not expected.is_complex() else expected
     orders = [tuple(range(got.dim()))] if got.dim() > 4 or got.shape == expected.shape else list(itertools.permutations(range(got.dim())))
-    for order in orders:
-        g = got.permute(order)
+    pairs_apart = (
+        [got.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)] if got.dim() and got.shape[-1] % 2 == 0 and got.shape[-1] else []
+    )
+    for order, result in itertools.product(orders, [got, *pairs_apart]):
+        g = result.permute(order)
         if g.shape != e.shape:
             if order != tuple(range(got.dim())):
                 continue

@@ -11,6 +11,7 @@ from typing import Any
 from kdk_bench.audit.trace import Call
 
 SCRIPT = Path(__file__).parent / "templates" / "probe.py"
+CPU_ONLY = ("_for_cpu", "mkldnn")
 MARK = "OPERATORS: list = []"
 
 
@@ -30,7 +31,8 @@ def emit(report: Mapping[str, Any], folder: str) -> Path:
 def _rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     seen: dict[str, dict[str, Any]] = {}
     for op in report["ops"]:
-        if op["op"].startswith("aten::") and op["arguments"] is not None:
+        # What only a CPU has is another operator on the device, whose table speaks for it.
+        if op["op"].startswith("aten::") and not any(word in op["op"] for word in CPU_ONLY) and op["arguments"] is not None:
             key = json.dumps([op["op"], op["overload"], op["tensors"]])
             if key in seen:
                 seen[key]["count"] += op["count"]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from kdk_bench.audit.listening import SLOW, listening
 from kdk_bench.audit.places import TORCH
 from kdk_bench.audit.recorder import Session
 
@@ -58,6 +59,7 @@ class Redirect:
                 if hasattr(target, name):
                     stack.enter_context(mock.patch.object(target, name, replacement))
             stack.enter_context(self._triton())
+            stack.enter_context(listening(lambda text: self.note(text, SLOW)))
             yield
         self.session.functions.redirect = None
 
