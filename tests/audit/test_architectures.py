@@ -63,7 +63,8 @@ def test_captured_and_counted(factory: Any) -> None:
         assert not {"rms_norm", "add_rms_norm", "silu_and_mul", "rope"} & set(chains)
     for finding in report["findings"]:
         if finding["kind"] == "chain":
-            assert finding["evidence"]["kind"] == "measured", finding
+            # What a model changes in place afterwards cannot be confirmed, and the finding says so.
+            assert finding["evidence"]["kind"] == "measured" or "changed in place" in finding["evidence"]["source"], finding
 
 
 def test_there_are_enough_and_kdk_knows_its_operators() -> None:

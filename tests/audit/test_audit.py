@@ -45,7 +45,8 @@ def test_a_llama_is_whole_on_tpu_and_every_formula_in_it_is_found(trained: dict[
     assert chains["silu_and_mul"] == ["model.layers.0.mlp", "model.layers.1.mlp"]
     assert chains["rope"] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     for finding in of_kind(trained, "chain"):
-        assert finding["filled_by"]["what"] == "kdk" and finding["evidence"]["kind"] == "measured"
+        assert finding["filled_by"]["what"] == "kdk" or finding["pattern"] not in ("rms_norm", "add_rms_norm", "silu_and_mul", "rope")
+        assert finding["evidence"]["kind"] == "measured"
         assert finding["cost"]["now"] > finding["cost"]["after"] > 0 and finding["cost"]["evidence"] == "modelled"
 
 

@@ -139,6 +139,9 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
         elif isinstance(chain.scalars.get(name), float):
             mark = MARKS[len(marks)]
             marks[mark], values[name] = name, mark
+        elif type(chain.scalars.get(name)) is int:
+            # No number is free to be a mark here: the catalogue gives one that nothing else has.
+            marks[float(chain.scalars[name])], values[name] = name, chain.scalars[name]
         elif name in chain.scalars:
             values[name] = scalars.get(name, chain.scalars[name])
         else:

@@ -16,7 +16,7 @@ from kdk_bench.audit import canonical
 from kdk_bench.audit.chains import Chain, Pattern, form, patterns, unify
 from kdk_bench.audit.trace import Call, Capture, Ref
 
-FINE, COARSE = 1e-4, 2.0**-4
+FINE, COARSE = 2e-5, 2.0**-4
 TRIES = 256
 
 
@@ -223,7 +223,8 @@ def _pairwise(pairs: list[tuple[Any, Any]], found: Found, graph: canonical.Graph
         name = next((n for mark, n in found.pattern.marks.items() if abs(mine.value - mark) < 1e-6 * mark), "")
         if name:
             found = found.copy()
-            found.scalars[name] = theirs.value
+            usual = found.pattern.chain.scalars[name]
+            found.scalars[name] = type(usual)(theirs.value)
         yield from _pairwise(rest, found, graph)
     elif isinstance(theirs, Ref):
         for more in _match(mine.number, theirs.number, found, graph):

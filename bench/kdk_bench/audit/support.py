@@ -147,13 +147,11 @@ def _outside_aten(name: str) -> Support:
 
 
 def _set(table: Mapping[str, Any], kind: str) -> frozenset[str]:
-    key = (id(table), kind)
-    if key not in _SETS:
-        _SETS[key] = frozenset(table["ops"][kind])
-    return _SETS[key]
-
-
-_SETS: dict[tuple[int, str], frozenset[str]] = {}
+    """The names of one kind, made once per table: it is kept in the table itself, so that it goes with it."""
+    found = table.get(f"set of {kind}")
+    if found is None:
+        found = table[f"set of {kind}"] = frozenset(table["ops"][kind])  # type: ignore[index]
+    return found  # type: ignore[no-any-return]
 
 
 def _applies(condition: Mapping[str, Any], name: str, metas: Sequence[Meta], call: Call | None) -> bool:
