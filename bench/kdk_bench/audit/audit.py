@@ -35,6 +35,7 @@ def report(capture: Capture, platforms: Sequence[Platform], model: str) -> dict[
         found += structural.of_chains(hits, sized, [platform], filled)
     found += structural.of_runs(hits, sized, platforms) + structural.of_loops(sized, platforms)
     found += of.of_data(ops, platforms)
+    found += of.of_graph_break(capture)
     found += of.of_shapes(capture, platforms) if capture.steps else []
     memory, too_large = of.of_memory(sized, platforms)
     found += [*too_large, *of.of_precision(ops, platforms)]

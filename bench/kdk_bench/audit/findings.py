@@ -197,6 +197,14 @@ def _tagged_call(call: Any) -> bool:
     return _tagged(group, torch.Tag.dynamic_output_shape) and not (call.op.startswith("aten::index") and not _by_mask(call.metas))
 
 
+def of_graph_break(capture: Capture) -> list[Finding]:
+    """The model is no single graph: a compiler takes it in pieces, or not at all."""
+    if not capture.graph_breaks:
+        return []
+    source = {"kind": "measured", "source": "torch.export.export(strict=False) of this model"}
+    return [Finding(identity("graph break", ""), "graph break", "", says=capture.graph_breaks, evidence=source)]
+
+
 def of_memory(capture: Capture, platforms: Sequence[Platform]) -> tuple[dict[str, int], list[Finding]]:
     """The predicted peak, and a finding where it is more than the chip holds."""
     parts = dict(capture.memory)

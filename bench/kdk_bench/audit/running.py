@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import io
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -109,7 +112,38 @@ def run(factory: Callable[[], Any], train: bool, dtype: str = "") -> Session:
             work = cast(work, dtype) if dtype else work
             if not attempt(session, lambda work=work: _run(session, work, train)):  # type: ignore[misc]
                 break
+        if not session.capture.error and session.capture.steps:
+            session.capture.graph_breaks = graph_break(work, session.capture)
     return session
+
+
+LARGEST = 2000  # operator calls: tracing more takes longer than the audit
+
+
+def graph_break(work: Workload, capture: Capture) -> str:
+    """Why torch.export cannot take the model as one graph, or "". It says nothing else: the eager run is what is audited."""
+    if len(capture.steps[0].calls) > LARGEST:
+        capture.notes.append("torch.export was not asked for graph breaks: the model is too large for that")
+        return ""
+    try:
+        with torch.no_grad(), _quiet():
+            torch.export.export(work.model, work.args, work.kwargs, strict=False)
+    except Exception as error:  # whatever tracing somebody's program raises is the answer
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export logs and prints a page about every failure."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def attempt(session: Session, function: Callable[[], Any]) -> bool:
