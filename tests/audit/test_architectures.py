@@ -21,6 +21,7 @@ NORMS = {
 }  # fmt: skip
 GLUS = {"llama": 2, "mistral_window": 2, "qwen3": 2, "phi3": 2, "glm": 2, "cohere": 2}
 ROPES = (
+    "deepseek_v3",
     "llama",
     "mistral_window",
     "qwen3",

@@ -51,7 +51,7 @@ class Input:
             elif step == "squeeze" and len(shape) == 4 and 1 in shape[1:3]:
                 at = 1 if shape[1] == 1 else 2
                 shape = shape[:at] + shape[at + 1 :]
-            elif step == "double" and shape:
+            elif step in ("double", "repeat") and shape:
                 shape = (*shape[:-1], 2 * shape[-1])
             else:
                 return None
@@ -63,13 +63,16 @@ class Input:
                 tensor = tensor.transpose(1, 2)
             elif step == "squeeze":
                 tensor = tensor.squeeze(1 if tensor.shape[1] == 1 else 2)
-            else:
+            elif step == "double":
                 tensor = torch.cat((tensor, tensor), -1)
+            else:
+                tensor = tensor.repeat_interleave(2, -1)
         return tensor
 
 
-# Heads before the sequence or behind it; a broadcast dimension in a table, or half a table whose halves are equal.
-CHANGES = ("", "swap", "squeeze", "double", "squeeze double")
+# Heads before the sequence or behind it; a broadcast dimension in a table, or half a table whose halves,
+# or neighbours, are equal.
+CHANGES = ("", "swap", "squeeze", "double", "repeat", "squeeze double", "squeeze repeat")
 
 
 @dataclass(frozen=True)
