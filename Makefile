@@ -8,7 +8,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 TPU := .venv-tpu
 XLA := .venv-xla
 
-.PHONY: run test test-slow browser test-tpu test-xla mutants lint install clean benchmark
+.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark browser
 
 install: $(READY)
 
@@ -29,10 +29,6 @@ test: lint
 
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
-
-# For the test that clicks through the page of `kdk audit --html`; Debian's, as root.
-browser:
-	apt-get install -y --no-install-recommends chromium
 
 # TorchTPU as far as a machine without a TPU goes. Its package lies beside the environment: torch would load it at every import.
 $(TPU)/.installed: $(READY)
@@ -58,6 +54,10 @@ test-xla: $(XLA)/.installed
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Debian's Chromium, in which the slow tests open the HTML reports. As root.
+browser:
+	apt-get install -y -qq chromium
 
 # Faults planted in every kernel by a program: how many the quick tier finds.
 mutants: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdk import Op
+from kdk import Op, registry
 from kdk.cases import Cases, Dim
+from kdk.torch_library import Operator
+from kdk_bench.drawing import scalar
 from kdk_bench.generate import fit
 
 TOYS = Path(__file__).parent / "toys"
 SMALL = (4, 6, 10, 2, 3, 12)  # the first is often a "*N", which splits into two dimensions
+
+
+@functools.cache
+def toy_operators() -> dict[str, Operator]:
+    """Loaded once; out of the registry again."""
+    loaded = {operator.op.name: operator for operator in registry.load_directory(TOYS)}
+    for name in loaded:
+        del registry.OPERATORS[name]
+    return loaded
 
 
 def cases(op: Op) -> Cases:
@@ -45,12 +57,18 @@ def arguments(
     wanted = tuple(op.uses) if grad is True else grad or ()
     generator = torch.Generator().manual_seed(seed)
     result: dict[str, Any] = {}
+    letters = {s: sizes[letter] for letter, s in op.sized.items()}
     for name, parameter in op.arguments.items():
-        if name in op.tensors:
+        if name in op.indexes:
+            size = shape(op.shapes[name], sizes)
+            result[name] = torch.randint(0, sizes[op.indexes[name]], size, generator=generator)
+        elif name in op.tensors:
             value = torch.randn(shape(op.shapes[name], sizes), generator=generator, dtype=torch.float64).to(dtype)
             result[name] = value.requires_grad_(name in wanted)
+        elif name in letters:
+            result[name] = letters[name]
         elif name in cases(op).scalars:
-            result[name] = cases(op).scalars[name][0]
+            result[name] = scalar(op, name, cases(op).scalars[name][0])
         elif parameter.default is not inspect.Parameter.empty:
             result[name] = parameter.default
         else:
@@ -64,7 +82,7 @@ def results(value: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def floating(value: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """The outputs that a gradient can flow to."""
-    return [t for t in results(value) if t.is_floating_point()]
+    return [t for t in results(value) if t.is_floating_point() and t.itemsize > 1]
 
 
 def total(value: Tensor | Sequence[Tensor]) -> Tensor:

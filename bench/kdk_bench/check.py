@@ -6,7 +6,6 @@ The unit of work is a `Row`: one operator, direction, implementation, target and
 from __future__ import annotations
 
 import functools
-import inspect
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,33 +18,16 @@ from torch import Tensor
 
 import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.errors import DeclarationError, KdkError, RefusedError
-from kdk.op import Op
 from kdk.registry import OPERATORS
-from kdk.rounding import storing
 from kdk.torch_library import Operator
-from kdk_bench.diagnose import Diagnosis, diagnose, explain
-from kdk_bench.drawing import Arguments, draw
-from kdk_bench.generate import Problem, longest, problems
-from kdk_bench.numerics import Pool, informative, judge, same_bits, sloppy, yardstick
+from kdk_bench.diagnose import Diagnosis, explain
+from kdk_bench.expectation import Expectation, Row, outputs_of
+from kdk_bench.generate import Problem, problems
+from kdk_bench.numerics import Pool, same_bits
 from kdk_bench.places import Place
 
-MOVES = 6  # of the inputs, to see how far the oracle moves: in one alone, two moves may cancel
 DEGENERATE = 2**62  # rank of empty and one-element cases
 INFORMATIVE_SHARE = 0.8  # of an operator's counted cases; below it a check says little
-
-
-@dataclass(frozen=True)
-class Row:
-    """One unit of work. target: a chip, or "cpu" for what runs there natively."""
-
-    op: str
-    direction: str
-    implementation: str
-    target: str
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.op}.{self.direction} {self.implementation} {self.target} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -63,57 +45,6 @@ class Result:
     """A case's size, by which the most telling failure is found: the smallest, degenerate ones last. 0: not a case."""
     diagnose: Callable[[], Diagnosis | None] | None = field(default=None, compare=False, repr=False)
     """Says what is likely wrong; costly, so asked of the smallest failing case alone, and gone from a finished result."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """Arguments of one call, by position; the storages behind the tensors; and names of what comes back."""
-
-    args: tuple[Any, ...]
-    storages: tuple[Tensor, ...]
-    names: tuple[str, ...]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        """The arguments with every floating-point tensor changed."""
-        return tuple([change(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in self.args])
-
-
-# ---- what is called ---------------------------------------------------------------------------------------------------
-
-
-def _forward_call(op: Op, inputs: Arguments, problem: Problem) -> Call:
-    args = [inputs.tensors[n] if n in inputs.tensors else problem.scalars[n] for n in op.arguments]
-    return Call(tuple(args), inputs.storages, (*op.outputs, *op.saved))
-
-
-def _backward_call(op: Op, inputs: Arguments, grads: Arguments, problem: Problem, dtype: torch.dtype | None) -> Call:
-    """The backward as autograd would call it: only what the needed gradients read is there. dtype: compute all in it.
-
-    Outputs that it reads are given, like inputs: as the forward stored them.
-    """
-    assert op.backward is not None
-    up = (lambda t: t.to(dtype) if t.is_floating_point() else t) if dtype else (lambda t: t)
-    forward = _forward_call(op, inputs, problem)
-    results = op.reference(*forward.map(up))
-    results = results if isinstance(results, tuple) else (results,)
-    available = dict(zip(op.arguments, forward.map(up)))
-    available |= dict(zip(op.saved, results[len(op.outputs) :]))
-    if any(output in reads for output in op.outputs for reads in op.uses.values()):
-        stored = op.reference(*forward.args)
-        available |= dict(zip(op.outputs, map(up, stored if isinstance(stored, tuple) else (stored,))))
-    keep = {read for name in problem.needs for read in op.uses[name]}
-    parameters = list(inspect.signature(op.backward).parameters)
-    args: list[Any] = [None if n in problem.absent else up(grads.tensors[n]) for n in op.outputs]
-    for name in parameters[len(op.outputs) : -1]:
-        scalar = not isinstance(available[name], Tensor)
-        args.append(available[name] if scalar or name in keep else None)
-    names = tuple(f"grad {name}" for name in op.uses)
-    return Call((*args, ",".join(problem.needs)), (*inputs.storages, *grads.storages), names)
-
-
-def _outputs(result: Any) -> tuple[Tensor | None, ...]:
-    """The results of an operator; what a backward did not compute is None, or (0,)-shaped where the schema wants a tensor."""
-    return result if isinstance(result, tuple) else (result,)
 
 
 @contextmanager
@@ -134,107 +65,6 @@ def poisoned_memory() -> Iterator[None]:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _moved(args: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know."""
-    generator = torch.Generator().manual_seed(seed)
-    step = torch.finfo(torch.float32).eps
-
-    def move(t: Tensor) -> Tensor:
-        sign = torch.randint(0, 2, t.shape, generator=generator, dtype=torch.float64) * 2 - 1
-        return t * (1 + step * sign)
-
-    return tuple([move(a) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for a in args])
-
-
-def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
-    found = [(m - oracle).abs() for m in moved if m is not None and oracle is not None]
-    return torch.stack(found).amax(0) if found else None
-
-
-class Expectation:
-    """What the reference says about one case: oracle, yardstick and the reference itself, for every result."""
-
-    def __init__(self, operator: Operator, row: Row, problem: Problem, seed: int) -> None:
-        op = operator.op
-        self.problem, self.row = problem, row
-        dtype = getattr(torch, row.dtype)
-        function = op.function(row.direction)
-        assert function is not None
-        self.function = function
-        self.refused: tuple[str, Tensor, Tensor, Tensor, int] | None = None
-        inputs = draw(op, op.tensors, problem, dtype, seed)
-        with storing(dtype):
-            if row.direction == "forward":
-                self.call = _forward_call(op, inputs, problem)
-                wide = self.call.map(lambda t: t.double())
-                in_32 = function(*self.call.map(lambda t: t.float()))
-            else:
-                grads = draw(op, op.outputs, problem, dtype, seed, prefix="gradient of ")
-                self.call = _backward_call(op, inputs, grads, problem, None)
-                wide = _backward_call(op, inputs, grads, problem, torch.float64).args
-                in_32 = function(*_backward_call(op, inputs, grads, problem, torch.float32).args)
-            self.oracle = _outputs(function(*wide))
-            moved = [_outputs(function(*_moved(wide, seed))) for seed in range(MOVES)]
-        self.spread = [_spread(o, results) for o, *results in zip(self.oracle, *moved)]
-        self.reference = _outputs(function(*self.call.args))
-        in_float32 = _outputs(in_32)
-        self.longest = [longest(op, name, problem) for name in self.call.names]
-        self.yardstick = [
-            None if r is None or o is None or f is None else yardstick(r, f, o, longest=n)
-            for r, o, f, n in zip(self.reference, self.oracle, in_float32, self.longest)
-        ]
-
-    def sloppy(self) -> str | None:
-        """Why the reference fails its own check, or None."""
-        for name, r, y, o, n in zip(self.call.names, self.reference, self.yardstick, self.oracle, self.longest):
-            if r is not None and y is not None and o is not None:
-                reason = sloppy(r, y, o, longest=n)
-                if reason:
-                    return f"{name}: {reason}"
-        return None
-
-    def judge(self, got: tuple[Tensor | None, ...], pools: dict[str, Pool]) -> tuple[str, float, bool]:
-        """(why the results are wrong, or "", the worst error ratio, whether any result could tell right from wrong)."""
-        worst, telling = 0.0, False
-        rows = zip(self.call.names, got, self.yardstick, self.oracle, self.longest, self.spread)
-        for name, k, y, o, n, spread in rows:
-            if y is None or o is None:
-                if k is not None and k.shape != (0,):
-                    return f"{name}: computed although it is not needed", worst, telling
-                continue
-            if k is None:
-                return f"{name}: missing", worst, telling
-            verdict = judge(k, y, o, longest=n, spread=spread)
-            worst = max(worst, verdict.error_ratio)
-            if not verdict.accepted:
-                self.refused = name, k, y, o, n
-                return f"{name}: {verdict.reason}", worst, telling
-            if not k.is_contiguous():
-                return f"{name}: strides {k.stride()}, the fake promises a contiguous result", worst, telling
-            telling = telling or informative(y, o, longest=n, spread=spread)
-            if self.problem.counted:
-                pools.setdefault(name, Pool()).add(k, y, o)
-        return "", worst, telling
-
-    def diagnose(self) -> Diagnosis | None:
-        """What the result that `judge` refused looks like, and the likely cause; None where the values are not to blame."""
-        if self.refused is None:
-            return None
-        name, k, y, o, n = self.refused
-        if k.shape != o.shape or k.dtype != y.dtype:
-            return None
-        position = self.call.names.index(name)
-        tensors = {f"argument {i}": a for i, a in enumerate(self.call.args) if isinstance(a, Tensor)}
-
-        def again(inputs: Mapping[str, Tensor]) -> Tensor:
-            args = [inputs.get(f"argument {i}", a) for i, a in enumerate(self.call.args)]
-            result = _outputs(self.function(*args))[position]
-            assert result is not None
-            return result
-
-        return diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=again)
-
-
 def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed: int, pools: dict[str, Pool], twice: bool) -> Result:
     """Run one case and judge it. Raises what the kernel raises. twice: again with other values, and once more."""
     expected = Expectation(operator, row, problem, seed)
@@ -247,7 +77,7 @@ def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed:
 
     def run() -> tuple[Tensor | None, ...]:
         with torch.no_grad(), poisoned_memory():
-            return _outputs(torch_op(*args, impl=place.impl))
+            return outputs_of(torch_op(*args, impl=place.impl))
 
     got = run()
     reason, ratio, telling = expected.judge(got, pools)
@@ -258,7 +88,7 @@ def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed:
     if not reason and place.moved and not all(same_bits(a, b) for a, b in _tensor_pairs(args, expected.call.args)):
         reason = "an input was written to"
     outcome = "failed" if reason else "passed" if telling or not problem.counted else "uninformative"
-    return Result(row, problem.name, outcome, ratio, reason, diagnose=expected.diagnose if reason else None)
+    return Result(row, problem.name, outcome, ratio, reason or "; ".join(expected.notes), diagnose=expected.diagnose if reason else None)
 
 
 def _tensor_pairs(left: tuple[Any, ...], right: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -282,14 +112,16 @@ def _second_run(
     other = Expectation(operator, row, problem, seed + 1)
     torch_op = operator.forward if row.direction == "forward" else operator.backward
     with torch.no_grad(), poisoned_memory():
-        reason, _, _ = other.judge(_outputs(torch_op(*place.move(other.call.args), impl=place.impl)), pools)
+        reason, _, _ = other.judge(outputs_of(torch_op(*place.move(other.call.args), impl=place.impl)), pools)
     if reason:
         return f"second call, with other values: {reason}"
     for name, first, copy in zip(other.call.names, got, kept):
         if first is not None and copy is not None and not same_bits(first, copy):
             return f"{name}: a later call changed this result: a buffer is kept from call to call"
+    claimed = operator.op.deterministic
+    deterministic = claimed(**problem.scalars) if callable(claimed) else claimed
     for name, copy, second in zip(other.call.names, kept, run()):
-        if copy is not None and second is not None and operator.op.deterministic and not same_bits(second, copy):
+        if copy is not None and second is not None and deterministic and not same_bits(second, copy):
             return f"{name}: two runs on equal inputs differ, although the operator is declared deterministic"
     return ""
 

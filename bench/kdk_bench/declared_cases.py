@@ -16,11 +16,14 @@ def cases_of(op: Op) -> Cases:
     except Exception as error:
         raise _no_cases(op, f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())}", "") from error
     tokens = [token for text in op.shapes.values() for token in text.split() if not token.isdigit()]
-    letters = {token.strip("*").removesuffix("|1") for token in tokens}
+    letters = {token.strip("*").removesuffix("|1") for token in tokens} | set(op.sized)
     if not isinstance(cases, Cases) or set(cases.dims) != letters:
         got = sorted(cases.dims) if isinstance(cases, Cases) else type(cases).__name__
         raise _no_cases(op, f"has the letters {got}", f"the declared shapes have {sorted(letters)}")
-    scalars = [name for name in op.arguments if name not in op.tensors]
+    scalars = [name for name in op.arguments if name not in op.tensors and name not in op.sized.values()]
+    for letter in op.indexes.values():
+        if cases.dims[letter].minimum < 1:
+            raise _no_cases(op, f"lets {letter} be 0", "an index tensor points into it: Dim(minimum=1)")
     if set(cases.scalars) != set(scalars):
         raise _no_cases(op, f"has values for {sorted(cases.scalars)}", f"the scalar arguments are {sorted(scalars)}")
     return cases

@@ -7,14 +7,16 @@ import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kdk.layouts import CHANNELS_LAST
 from kdk.op import Op
 from kdk_bench.generate import Problem, shape
 
-LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns")
+LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns", "channels_last")
 
 
 def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
@@ -36,13 +38,17 @@ def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: tor
 
 
 def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The values in a layout, and the storage they live in, NaN all around."""
+    """The values in a layout, and the storage they live in, NaN all around (of integers the largest)."""
+    around = math.nan if x.is_floating_point() else torch.iinfo(x.dtype).max
+    if layout == "channels_last" and x.dim() in CHANNELS_LAST:
+        base = x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+        return base, base
     if x.dim() == 0 or layout == "contiguous":
         base = x.contiguous()
         return base, base
 
     def wider(last: int) -> Tensor:
-        return torch.full((*x.shape[:-1], last), math.nan, dtype=x.dtype)
+        return torch.full((*x.shape[:-1], last), around, dtype=x.dtype)
 
     n = x.shape[-1]
     if layout in ("far rows", "far columns"):
@@ -57,10 +63,10 @@ def _place(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
         base = wider(2 * n)
         view = base.chunk(2, -1)[1] if n else base[..., :0]
     elif layout == "padded":  # a window in every dimension
-        base = torch.full((*(d + 1 for d in x.shape[:-1]), n + 5), math.nan, dtype=x.dtype)
+        base = torch.full((*(d + 1 for d in x.shape[:-1]), n + 5), around, dtype=x.dtype)
         view = base[(*(slice(1, None) for _ in x.shape[:-1]), slice(n))]
     elif layout == "offset":
-        base = torch.full((x.numel() + 3,), math.nan, dtype=x.dtype)
+        base = torch.full((x.numel() + 3,), around, dtype=x.dtype)
         view = base[3:].view(x.shape)
     elif layout == "expanded" and x.shape[0] > 1:
         base = x[:1].contiguous()
@@ -93,23 +99,65 @@ def _far(x: Tensor, columns: bool) -> tuple[Tensor, Tensor]:
     return view, view
 
 
+def _indices(op: Op, name: str, problem: Problem, generator: torch.Generator) -> Tensor:
+    """Values in the range of the letter that a tensor of `Op.indexes` points into, in the problem's pattern."""
+    size, count = problem.sizes[op.indexes[name]], math.prod(shape(op, name, problem))
+    many = {"duplicates": min(4, size), "equal": 1}.get(problem.pattern, count)
+    some = torch.randint(0, max(size, 1), (max(many, 1),), generator=generator)
+    values = some[torch.randint(0, len(some), (count,), generator=generator)]
+    if problem.pattern in ("random", "sorted"):
+        values = some[:count]
+        edges = torch.tensor([0, size - 1, size - 1, 0])[:count]  # the first and the last, twice
+        values[: len(edges)] = edges
+    sentinel = problem.scalars[op.sentinels[name]] if name in op.sentinels else None
+    if sentinel is not None:
+        share = 1.0 if problem.pattern == "sentinel" else 0.2
+        hit = torch.rand(count, generator=generator) < share
+        values = torch.where(hit, sentinel, values)
+    if problem.pattern == "sorted":
+        values = values.sort().values
+    return values.reshape(shape(op, name, problem)).to(getattr(torch, problem.index_dtype))
+
+
+def scalar(op: Op, name: str, value: Any) -> Any:
+    """A scalar argument as the operator takes it: cases.py names dtypes."""
+    of_dtype = "dtype" in str(op.arguments[name].annotation)
+    return getattr(torch, value) if of_dtype and isinstance(value, str) else value
+
+
 @dataclass(frozen=True)
 class Arguments:
-    """Tensors by name, and the storages behind them (to see whether a kernel wrote to them)."""
+    """Tensors by name (None: left out), and the storages behind them (to see whether a kernel wrote to them)."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor | None]
     storages: tuple[Tensor, ...]
 
 
-def draw(op: Op, names: tuple[str, ...], problem: Problem, dtype: torch.dtype, seed: int, *, prefix: str = "") -> Arguments:
-    """Tensors called `names`, each with its declared shape. Every name has random numbers of its own."""
-    tensors, storages = {}, []
+def draw(
+    op: Op,
+    names: tuple[str, ...],
+    problem: Problem,
+    dtype: torch.dtype,
+    seed: int,
+    *,
+    prefix: str = "",
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> Arguments:
+    """Tensors called `names`, each with its declared shape. Every name has random numbers of its own. dtypes: where not `dtype`."""
+    tensors: dict[str, Tensor | None] = {}
+    storages = []
     for name in names:
+        if name in problem.without:
+            tensors[name] = None
+            continue
         number = int.from_bytes(hashlib.sha256(f"{problem.name} {prefix}{name} {seed}".encode()).digest()[:7], "little")
         generator = torch.Generator().manual_seed(number)
-        own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else dtype
+        own = getattr(torch, op.mixed[name]) if name in problem.mixed and name in op.mixed else (dtypes or {}).get(name, dtype)
         kind = "normal" if prefix and problem.values in ("tiny", "huge") else problem.values
-        values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
+        if name in op.indexes:
+            values = _indices(op, name, problem, generator)
+        else:
+            values = _values(shape(op, name, problem), dtype, kind, generator).to(own)
         tensors[name], base = _place(values, problem.layout)
         storages.append(base)
     return Arguments(tensors, tuple(storages))

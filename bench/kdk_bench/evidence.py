@@ -23,11 +23,15 @@ def load(store: Path = STORE) -> list[dict[str, Any]]:
     return list(json.loads(store.read_text())["records"])
 
 
+HOLDS = {"kdk.check/1": "passed", "kdk.compile/1": "compiled"}
+"""Report -> the outcome that is evidence."""
+
+
 def from_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Records of a `kdk.check/1` report: a line of operator, direction, implementation and target counts when it has no failed
-    or unknown result and at least one that passed."""
-    if report.get("schema") != "kdk.check/1":
-        limit = "kdk.check/1, as `kdk check --json` writes it"
+    """Records of a `kdk.check/1` or `kdk.compile/1` report: a line of operator, direction, implementation and target counts when
+    it has no failed or unknown result, nothing that does not hold, and at least one that passed or was compiled."""
+    if report.get("schema") not in HOLDS:
+        limit = "kdk.check/1 or kdk.compile/1, as --json of `kdk check` and `kdk compile` writes them"
         raise UsageError("KDK-REPORT", "not a report that carries evidence", value=report.get("schema"), limit=limit)
     lines: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for result in report["results"]:
@@ -35,7 +39,8 @@ def from_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     records = []
     for results in lines.values():
         outcomes = {r["outcome"] for r in results}
-        if "passed" in outcomes and not outcomes & {"failed", "unknown"}:
+        broken = outcomes & {"failed", "unknown"} or not all(r.get("holds", True) for r in results)
+        if HOLDS[report["schema"]] in outcomes and not broken:
             records.append({name: results[0][name] for name in FIELDS})
     return records
 

@@ -6,7 +6,6 @@ A `Problem` says what the arguments are; `drawing` makes them. Nothing here know
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import random
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdk.cases import Case, Cases, Dim
+from kdk.errors import DeclarationError
 from kdk.op import Op
 from kdk_bench.declared_cases import cases_of
 
@@ -44,6 +44,11 @@ class Problem:
     """Tensors whose "B|1" dimensions are 1."""
     left_out: tuple[str, ...] = ()
     """Optional letters, of size 1, whose dimension no tensor has."""
+    without: tuple[str, ...] = ()
+    """Optional tensors that are None."""
+    pattern: str = "random"
+    """The values of index tensors: one of PATTERNS, or "sentinel"."""
+    index_dtype: str = "int64"
 
     @property
     def elements(self) -> int:
@@ -53,6 +58,7 @@ class Problem:
     def __str__(self) -> str:
         sizes = " ".join(f"{letter}={size}" for letter, size in self.sizes.items())
         extra = [f"{k}={v}" for k, v in self.scalars.items()] + [f"{t} {self.layout}" for t in ("inputs",)]
+        extra += [f"without {name}" for name in self.without]
         return f"{self.name}: {sizes}, {', '.join(extra)}, {self.values} values"
 
 
@@ -106,7 +112,7 @@ def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, 
     """Halve the largest size that need not be kept until the tensors are small enough."""
     sizes = fit(sizes, dims)
     while _largest(op, sizes) > limit:
-        free = [letter for letter in sizes if letter not in keep and sizes[letter] > 1] or list(sizes)
+        free = [letter for letter in sizes if letter not in keep and sizes[letter] > max(1, dims[letter].at_least)] or list(sizes)
         biggest = max(free, key=lambda letter: sizes[letter])
         before = dict(sizes)
         sizes = fit({**sizes, biggest: max(1, sizes[biggest] // 2)}, dims)
@@ -118,17 +124,29 @@ def _shrink(op: Op, sizes: dict[str, int], dims: Mapping[str, Dim], limit: int, 
     return sizes
 
 
-def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random, fewest: bool = False) -> dict[str, tuple[int, ...]]:
-    """Spread every starred letter over no, one or two dimensions. fewest: over none, where its size is 1."""
+def _lead(op: Op, sizes: Mapping[str, int], rng: random.Random, fewest: bool = False, rank: int = 0) -> dict[str, tuple[int, ...]]:
+    """Spread every starred letter over no, one or two dimensions, three where it does not come first.
+
+    fewest: over none, where its size is 1. rank: so that its tensor has 4 or 5 dimensions, if it can.
+    """
     result: dict[str, tuple[int, ...]] = {}
-    for token in itertools.chain.from_iterable(text.split() for text in op.shapes.values()):
-        if token.startswith("*"):
-            n = sizes[token[1:]]
-            splits: list[tuple[int, ...]] = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
-            if n == 1:
-                splits = [()] if fewest else [*splits, ()]
-            result[token[1:]] = rng.choice(splits)
+    for text in op.shapes.values():
+        tokens = text.split()
+        for at, token in enumerate(tokens):
+            if token.startswith("*"):
+                splits = _splits(sizes[token[1:]], at > 0, fewest)
+                fitting = [split for split in splits if len(tokens) - 1 + len(split) in (4, 5)] if rank else []
+                result[token[1:]] = rng.choice(fitting or splits)
     return result
+
+
+def _splits(n: int, inner: bool, fewest: bool) -> list[tuple[int, ...]]:
+    splits: list[tuple[int, ...]] = [(n,)] + [(d, n // d) for d in (2, 3, 5, 7) if n and n % d == 0]
+    if n == 1:
+        splits = [()] if fewest else [*splits, ()]
+    if inner and n and not fewest:
+        splits += [(n, 1)] + [(d, e, n // d // e) for d in (2, 3, 5, 7) for e in (1, 2, 3, 5) if n % (d * e) == 0]
+    return splits
 
 
 # ---- problems ---------------------------------------------------------------------------------------------------------
@@ -147,6 +165,7 @@ class Slot:
     counted: bool = True
     reduced: int | None = None
     many: bool = False
+    pattern: str = ""
 
 
 QUICK = (
@@ -164,6 +183,19 @@ QUICK = (
     Slot("empty", (0,), counted=False),
 )
 
+SENTINELS = Slot("every index a sentinel", (65,), counted=False, pattern="sentinel")
+CHANNELS_LAST = (
+    Slot("channels last", (33, 65, 130), "channels_last"),
+    Slot("channels last, values of different scale", (64, 129), "channels_last", "scales"),
+)
+PATTERNS = ("random", "equal", "sorted", "duplicates")
+"""Of indices: drawn; all the same (a hot row); in order; a few values many times."""
+
+
+def slots(op: Op) -> tuple[Slot, ...]:
+    """The kinds of cases of an operator in the quick tier."""
+    return (*QUICK, *([SENTINELS] if op.sentinels else []), *(CHANNELS_LAST if op.layouts else ()))
+
 
 def _rng(*words: object) -> random.Random:
     return random.Random(hashlib.sha256(repr(words).encode()).digest())
@@ -175,7 +207,12 @@ def _medium(op: Op, dims: Mapping[str, Dim], limit: int, rng: random.Random) -> 
     sizes = {letter: rng.choice((2, 3, 5)) for letter in letters}
     sizes[letters[0]] = rng.choice((130, 150, 137))
     sizes[letters[-1]] = rng.choice((192, 260, 200))
-    return _shrink(op, _parts(sizes, dims, letters[-1], rng), dims, limit, ())
+    return _shrink(op, _parts(_usual(sizes, dims, ""), dims, letters[-1], rng), dims, limit, ())
+
+
+def _usual(sizes: dict[str, int], dims: Mapping[str, Dim], focus: str) -> dict[str, int]:
+    """At least what the cases ask for away from an edge."""
+    return {letter: size if letter == focus else max(size, dims[letter].at_least) for letter, size in sizes.items()}
 
 
 def _parts(sizes: dict[str, int], dims: Mapping[str, Dim], focus: str, rng: random.Random) -> dict[str, int]:
@@ -192,18 +229,20 @@ def _parts(sizes: dict[str, int], dims: Mapping[str, Dim], focus: str, rng: rand
     return sizes
 
 
-def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random) -> dict[str, int]:
+def _sizes(
+    op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random, attempt: int
+) -> dict[str, int]:
     dims = cases.dims
     if slot.name == "plain":
         return _medium(op, dims, limit, rng)
     if slot.name == "one element":
-        return fit(dict.fromkeys(dims, 1), dims)
+        return fit({letter: rng.choice((1, 2)) if attempt > 10 else 1 for letter in dims}, dims)  # or the fewest that are valid
     sizes = {letter: 2 if slot.many else rng.choice((2, 3, 5, 8)) for letter in dims}
     if slot.name == "empty":
         sizes[focus] = 0
         return fit(sizes, dims)
     sizes[focus] = edge
-    sizes = _parts(sizes, dims, focus, rng)
+    sizes = _parts(_usual(sizes, dims, focus), dims, focus, rng)
     for letter in dims:  # leave no output tiny: a few hundred elements make the statistics mean something
         if letter != focus and _largest(op, fit(sizes, dims)) < 2000:
             sizes[letter] = rng.choice((17, 33))
@@ -238,40 +277,75 @@ def _needs(op: Op, slot: Slot, focus: str, turn: int) -> tuple[str, ...]:
     return subsets[turn % len(subsets)]
 
 
+def _smaller(sizes: dict[str, int], focus: str, rng: random.Random) -> dict[str, int]:
+    """Some of the letters that are at no edge halved a few times: the restrictions that `valid` makes are mostly limits."""
+    kept = {letter: letter == focus or size < 2 or rng.random() < 0.5 for letter, size in sizes.items()}
+    return {letter: size if kept[letter] else size >> rng.randint(1, size.bit_length() - 1) for letter, size in sizes.items()}
+
+
+ATTEMPTS = 200  # at sizes and scalars that are valid together
+
+
 def _problem(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int) -> Problem:
-    rng = _rng(op.name, slot.name, turn, seed)
+    """One case of a kind. What `Cases.valid` refuses is drawn again, in the end with another letter at the edge."""
+    for attempt in range(ATTEMPTS):
+        problem = _drawn(op, cases, slot, direction, turn, limit, seed, attempt)
+        if cases.valid is None or cases.valid(dict(problem.sizes), dict(problem.scalars)):
+            return problem
+    problem_, way_out = f"cases.py of {op.name}: no valid sizes and scalars in {ATTEMPTS} attempts", "a wider `valid`, or narrower `dims`"
+    raise DeclarationError("KDK-CASES", problem_, value=f"the kind {slot.name!r}", limit="`valid` takes some of each", way_out=way_out)
+
+
+def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: int, seed: int, attempt: int) -> Problem:
+    rng = _rng(op.name, slot.name, turn, seed, *([attempt] if attempt else []))
     limit = max(limit, MANY_ELEMENTS) if slot.many else limit
-    focus = _focus(op, cases, slot, direction, turn)
+    focus = _focus(op, cases, slot, direction, turn + (attempt if attempt >= ATTEMPTS // 2 else 0))
     fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
-    edge = fitting[0] if slot.reduced is not None and fitting else rng.choice(fitting or [1])
-    sizes = _sizes(op, cases, slot, focus, edge, limit, rng)
+    edge = fitting[0] if slot.reduced is not None and fitting and not attempt else rng.choice(fitting or [1])
+    sizes = _sizes(op, cases, slot, focus, edge, limit, rng, attempt)
+    if attempt and slot.counted:
+        sizes = fit(_smaller(sizes, "" if slot.name == "plain" else focus, rng), cases.dims)
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
+    if attempt:
+        scalars = {name: rng.choice(options) for name, options in cases.scalars.items()}
     left_out = tuple(letter for letter, dim in cases.dims.items() if dim.optional and letter != focus and rng.random() < 0.3)
     sizes |= dict.fromkeys(left_out, 1)
+    scalars |= {scalar: sizes[letter] for letter, scalar in op.sized.items()}
     one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
+    without = _without(op, turn, seed)
     return Problem(
-        name=slot.name if turn < len(QUICK) else f"{slot.name} #{turn}",
+        name=slot.name if turn < len(slots(op)) else f"{slot.name} #{turn}",
         sizes=sizes,
-        lead=_lead(op, sizes, rng, fewest=slot.name == "one element"),
+        lead=_lead(op, sizes, rng, slot.name == "one element", 4 if slot.layout == "channels_last" else 0),
         scalars=scalars,
         mixed=tuple(op.mixed) if slot.mixed else (),
         layout=slot.layout,
         values=slot.values,
-        needs=_needs(op, slot, focus, turn),
+        needs=tuple(n for n in _needs(op, slot, focus, turn) if n not in without) or tuple(n for n in op.uses if n not in without),
         counted=slot.counted and math.prod(sizes.values()) > 1,
         absent={"padded": op.outputs[1:], "chunk": op.outputs[:-1]}.get(slot.layout, ()),
         ones=one_wide if rng.random() < 0.5 else (),
         left_out=left_out,
+        without=without,
+        pattern=slot.pattern or PATTERNS[turn % len(PATTERNS)],
+        index_dtype=("int64", "int32")[turn // len(PATTERNS) % 2],
     )
+
+
+def _without(op: Op, turn: int, seed: int) -> tuple[str, ...]:
+    """Optional tensors that are left out: none at first, then all, then some."""
+    rng = _rng(op.name, "optional tensors", turn, seed)
+    return tuple(name for name in op.optional if turn == 1 or (turn > 1 and rng.random() < 0.4))
 
 
 def problems(op: Op, direction: str, *, full: bool = False, seed: int = 0) -> list[Problem]:
     """Quick: one case of each kind, a letter at the edge in turn. Full: each kind for every letter, and the models' shapes, cut."""
     cases = cases_of(op)
-    quick = [_problem(op, cases, slot, direction, turn, QUICK_ELEMENTS, seed) for turn, slot in enumerate(QUICK)]
+    kinds = slots(op)
+    quick = [_problem(op, cases, slot, direction, turn, QUICK_ELEMENTS, seed) for turn, slot in enumerate(kinds)]
     if not full:
         return quick
-    turns = [(slot, i + (len(QUICK) + 1) * r) for r in range(1, 1 + 2 * len(cases.dims)) for i, slot in enumerate(QUICK)]
+    turns = [(slot, i + (len(kinds) + 1) * r) for r in range(1, 1 + 2 * len(cases.dims)) for i, slot in enumerate(kinds)]
     more = [_problem(op, cases, slot, direction, turn, FULL_ELEMENTS, seed) for slot, turn in turns]
     named = [_model(op, cases, case, seed) for case in cases.models]
     return [*quick, *_distinct(more), *named]
@@ -287,7 +361,14 @@ def _model(op: Op, cases: Cases, case: Case, seed: int) -> Problem:
     tokens = next(iter(cases.dims))
     keep = tuple(letter for letter in cases.dims if letter != tokens)
     sizes = _shrink(op, dict(case.sizes), cases.dims, FULL_ELEMENTS, keep)
-    usual = {name: options[0] for name, options in cases.scalars.items()}
-    return Problem(
-        name=case.name, sizes=sizes, lead=_lead(op, sizes, rng), scalars={**usual, **case.scalars}, needs=tuple(op.uses)
-    )
+    return model_problem(op, cases, case, sizes, _lead(op, sizes, rng))
+
+
+def model_problem(op: Op, cases: Cases, case: Case, sizes: Mapping[str, int], lead: Mapping[str, tuple[int, ...]]) -> Problem:
+    """A model's case at sizes that may be cut: its scalar arguments, every gradient needed."""
+    usual = {name: options[0] for name, options in cases.scalars.items()} | dict(case.scalars)
+    scalars = usual | {scalar: sizes[letter] for letter, scalar in op.sized.items()}
+    if cases.valid is not None and not cases.valid(dict(sizes), dict(scalars)):
+        problem, way_out = f"cases.py of {op.name}: the model {case.name!r} is not valid", "correct the case, or `valid`"
+        raise DeclarationError("KDK-CASES", problem, value=f"{sizes} {scalars}", way_out=way_out)
+    return Problem(name=case.name, sizes=sizes, lead=lead, scalars=scalars, needs=tuple(op.uses))

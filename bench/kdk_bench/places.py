@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kdk.backends import LANGUAGES
 from kdk.errors import UsageError
+from kdk.platforms import platform
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ MUCH = 1 << 30  # bytes behind a view whose elements lie far apart
 
 
 def _to(t: Tensor, device: str) -> Tensor:
-    """A copy with the same strides and offset, neighbours in its storage included; of a view that lies far apart, without.
+    """A copy; on CUDA with the same strides and offset, neighbours in its storage included; of a view that lies far apart, without.
 
-    XLA's tensors have neither strides nor a storage.
+    Elsewhere the back end has the say: XLA's tensors have neither strides nor a storage.
     """
-    if device == "xla":
+    if not device.startswith("cuda"):
         return t.to(device)
     if t.untyped_storage().nbytes() > MUCH:
         wide = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
@@ -48,13 +50,27 @@ def _to(t: Tensor, device: str) -> Tensor:
     return storage.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
-def local_targets() -> dict[str, str]:
-    """Chips that are in this machine, and the torch device that each is."""
-    found = {}
-    for index in range(torch.cuda.device_count()):
-        from kdk.backends.triton.launch import target
+def _devices() -> list[torch.device]:
+    """The accelerators of this machine as torch has them; PyTorch/XLA's where its user has imported it."""
+    found = []
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        found += [torch.device(accelerator.type, index) for index in range(torch.accelerator.device_count())]
+    if "torch_xla" in sys.modules:
+        found.append(torch.device("xla", 0))
+    return found
 
-        found[target(torch.device("cuda", index))] = f"cuda:{index}"
+
+def local_targets() -> dict[str, str]:
+    """Chips that are in this machine and that a kernel language is native to, and the torch device that each is."""
+    found: dict[str, str] = {}
+    for device in _devices():
+        for language in LANGUAGES.values():
+            if platform(device.type) not in language.platforms or language.module("launch").missing(platform(device.type)):
+                continue
+            chip = language.module("launch").target(device)
+            if chip:
+                found.setdefault(chip, str(device))
     return found
 
 
@@ -69,3 +85,15 @@ def place(implementation: str, target: str) -> Place:
     if device:
         return Place(f"{implementation}!", device, "measured")
     return Place(f"{implementation}@{target}!", "cpu", "simulated")
+
+
+def benched(name: str) -> tuple[torch.device, str]:
+    """The torch device to time on and its chip: the named one, else the first accelerator, else the CPU."""
+    chips = {device: chip for chip, device in local_targets().items()}
+    if name == "cpu" or (not name and not chips):
+        return torch.device("cpu"), "cpu"
+    matching = [device for device in chips if not name or device == name or device.partition(":")[0] == name]
+    if not matching:
+        limit = ", ".join(["cpu", *chips])
+        raise UsageError("KDK-DEVICE", "no such device here", value=repr(name), limit=limit, way_out="without it: kdk compile")
+    return torch.device(matching[0]), chips[matching[0]]

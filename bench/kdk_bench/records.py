@@ -8,7 +8,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 EVIDENCE = ("declared", "simulated", "compiled", "modelled", "measured")
-PACKAGES = ("torch-kdk", "torch", "triton", "jax", "libtpu", "numpy", "transformers")
+PACKAGES = ("torch-kdk", "torch", "triton", "jax", "libtpu", "nki", "numpy", "transformers")
 
 
 @functools.cache

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from kdk.backends import LANGUAGES, TARGETS
@@ -15,19 +12,27 @@ from kdk.errors import UsageError
 from kdk.registry import OPERATORS, require
 from kdk_bench.check import Result, Row, run_row
 from kdk_bench.places import place
+from kdk_bench.workers import DIED, HUNG, each
 
 DIRECTIONS = ("forward", "backward")
+LIMIT, FULL_LIMIT = 600.0, 7200.0  # seconds for a row of the quick and the full tier: far more than one that does not hang takes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, and how. directory: a bare folder with operators of the author's own."""
+    """What to run, and how. directory: a bare folder with operators of the author's own. limit: seconds for a row, 0 the usual
+    ones; a row that takes longer is given up, except in this process (jobs=0), which cannot end itself."""
 
     rows: Sequence[Row]
     full: bool = False
     seed: int = 0
     case: str = ""
     directory: str | None = None
+    limit: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.limit or (FULL_LIMIT if self.full else LIMIT)
 
 
 def targets_of(names: Iterable[str]) -> list[str]:
@@ -70,7 +75,7 @@ def rows_of(
     return rows
 
 
-def _begin(directory: str | None) -> None:
+def begin(directory: str | None) -> None:
     """In a worker: its share of the cores is one, and the author's operators are loaded."""
     import torch
 
@@ -87,16 +92,13 @@ def _work(row: Row, plan: Plan) -> list[Result]:
     )
 
 
-def _died(row: Row) -> Result:
-    reason = "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)"
-    return Result(row, "all", "unknown", reason=reason)
-
-
-def _pool(plan: Plan, jobs: int) -> ProcessPoolExecutor:
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
-        os.environ.setdefault(variable, "1")
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(plan.directory,))
+def _lost(row: Row, how: str, plan: Plan) -> Result:
+    reasons = {
+        DIED: "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)",
+        HUNG: f"no end after {plan.seconds:g} s: the row was given up (a loop in the kernel, its simulator or its compiler that "
+        "does not end, or a slow machine: --row-limit)",
+    }
+    return Result(row, "all", "unknown", reason=reasons[how])
 
 
 def run(plan: Plan, *, jobs: int = 0, progress: Callable[[], None] = lambda: None) -> list[Result]:
@@ -113,20 +115,7 @@ def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
         for row in plan.rows:
             yield row, _work(row, plan)
         return
-    left = list(plan.rows)
-    bare = Plan((), plan.full, plan.seed, plan.case, plan.directory)
-    with _pool(plan, jobs) as pool:
-        futures = {pool.submit(_work, row, bare): row for row in plan.rows}
-        for future in as_completed(futures):
-            try:
-                results = future.result()
-            except BrokenProcessPool:
-                break
-            left.remove(futures[future])
-            yield futures[future], results
-    for row in left:  # a worker died and took the pool with it: find out which row it was
-        with _pool(plan, 1) as pool:
-            try:
-                yield row, pool.submit(_work, row, bare).result()
-            except BrokenProcessPool:
-                yield row, [_died(row)]
+    work = functools.partial(_work, plan=Plan((), plan.full, plan.seed, plan.case, plan.directory))
+    starting = functools.partial(begin, plan.directory)
+    for row, results in each(starting, work, plan.rows, jobs=jobs, limit=plan.seconds):
+        yield row, [_lost(row, results, plan)] if results in (DIED, HUNG) else results

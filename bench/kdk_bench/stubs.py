@@ -19,19 +19,22 @@ STUB = Path(kdk.__file__).parent / "ops.pyi"
 OWN = "kdk_kernels."
 HEAD = '''"""kdk's own operators. Written by `python -m kdk_bench.stubs` from their references: change those, not this."""
 
-from torch import Tensor
 '''
 
 
 def text() -> str:
     """The contents of ops.pyi. An operator of another package is not in it: what is installed differs from host to host."""
     own = sorted((operator.op for operator in OPERATORS.values() if operator.op.package.startswith(OWN)), key=lambda op: op.name)
-    return HEAD + "".join(_function(op) for op in own)
+    functions = "".join(_function(op) for op in own)
+    imports = ("import torch\n" if "torch." in functions else "") + "from torch import Tensor\n"
+    return HEAD + imports + functions
 
 
 def _function(op: Op) -> str:
-    parameters = ", ".join(_parameter(p) for p in op.arguments.values())
+    parameters = ", ".join(_parameter(p) for p in op.signature.parameters.values())
     returned = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
+    if op.public is not None:
+        returned = _annotation(op.signature.return_annotation)
     summary = op.summary.replace("\\", "\\\\").replace('"""', r"\"\"\"")
     return f'\ndef {op.name}({parameters}) -> {returned}:\n    """{summary}"""\n'
 
@@ -45,6 +48,8 @@ def _annotation(annotation: Any) -> str:
     """As it is written in a stub, with unions spelt by |."""
     if annotation is torch.Tensor:
         return "Tensor"
+    if annotation is torch.dtype:
+        return "torch.dtype"
     if annotation in (None, type(None)):
         return "None"
     origin, of = typing.get_origin(annotation), [_annotation(a) for a in typing.get_args(annotation)]

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from kdk.errors import InputError
+from kdk.indices import INTEGERS
 from kdk.op import Op
 
 
 class Row(NamedTuple):
-    """A tensor argument. other: a dtype that it may have beside the working one. real: it must be floating point."""
+    """A tensor argument. other: a dtype that it may have beside the working one. points: integers, whatever the working dtype."""
 
     place: int
     name: str
     other: torch.dtype | None
-    real: bool
+    points: bool
 
 
 def tensor_rows(op: Op) -> tuple[Row, ...]:
@@ -27,9 +28,8 @@ def tensor_rows(op: Op) -> tuple[Row, ...]:
     rows = []
     for name in op.tensors:
         other = getattr(torch, op.mixed[name]) if name in op.mixed else None
-        # An argument without a gradient may be indices or a mask, which are for the operator's own check.
-        rows.append(Row(names.index(name), name, other, name in op.uses))
-    return tuple(sorted(rows, key=lambda row: (row.other is not None, not row.real)))
+        rows.append(Row(names.index(name), name, other, name in op.indexes))
+    return tuple(sorted(rows, key=lambda row: (row.points, row.other is not None)))
 
 
 def checking(op: Op) -> Callable[..., None]:
@@ -39,7 +39,7 @@ def checking(op: Op) -> Callable[..., None]:
 
     def run(*args: Any, **kwargs: Any) -> None:
         first, dtype = "", None
-        for place, name, other, real in rows:
+        for place, name, other, points in rows:
             t = args[place] if place < len(args) else kwargs.get(name)
             if t is None:
                 continue
@@ -47,7 +47,9 @@ def checking(op: Op) -> Callable[..., None]:
                 first, device = name, t.device
             elif t.device != device:
                 raise _wrong_device(op, name, t, first, device)
-            if not (real or t.is_floating_point() or t.is_complex()):
+            if points:
+                if t.dtype not in INTEGERS:
+                    raise _no_integers(op, name, t)
                 continue
             if dtype is None:
                 if t.dtype not in working:
@@ -63,6 +65,11 @@ def checking(op: Op) -> Callable[..., None]:
 def _wrong_device(op: Op, name: str, t: Tensor, first: str, device: torch.device) -> InputError:
     problem, limit = f"{op.name}: {name} is on another device", f"{first} is on {device}"
     return InputError("KDK-DEVICE", problem, value=t.device, limit=limit, way_out=f"{name}.to('{device}')")
+
+
+def _no_integers(op: Op, name: str, t: Tensor) -> InputError:
+    limit, way_out = "it points into another tensor: int64 or int32", f"{name}.long()"
+    return InputError("KDK-DTYPE", f"{op.name}: the dtype of {name}", value=t.dtype, limit=limit, way_out=way_out)
 
 
 def _unknown_dtype(op: Op, name: str, t: Tensor, working: tuple[torch.dtype, ...]) -> InputError:

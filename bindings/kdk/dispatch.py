@@ -9,16 +9,20 @@ import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _is_alias_of  # type: ignore[attr-defined]
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy  # type: ignore[import-not-found]
 
+from kdk import registry
 from kdk.backends import LANGUAGES, Language
 from kdk.checking import checking, tensor_rows
-from kdk.errors import FallbackWarning, RefusedError
+from kdk.errors import DeclarationError, FallbackWarning, RefusedError
+from kdk.indices import INTEGERS, Indices
+from kdk.layouts import format_for, promised
 from kdk.op import Op
 from kdk.platforms import platform
 from kdk.recording import Key, Tally, tally
@@ -84,30 +88,77 @@ class Candidate:
 def kernel_file(op: Op, implementation: str, direction: str) -> str | None:
     """The import name of the file that holds a kernel, or None when the operator has none."""
     name = f"{op.package}.{FILES[implementation]}{'' if direction == 'forward' else '_backward'}"
-    return name if importlib.util.find_spec(name) else None
+    if importlib.util.find_spec(name):
+        return name
+    if direction == "backward" and op.backward_by:
+        return kernel_file(_other(op), implementation, "forward")
+    return None
 
 
-def contiguous_and_new(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with results that are contiguous and share no memory with an argument or with each other.
+def _other(op: Op) -> Op:
+    """The operator whose kernels are those of this one's backward."""
+    found = registry.OPERATORS.get(op.backward_by)
+    if found is None or len(found.op.outputs) != 1 or found.op.saved:
+        limit = "another registered operator with one output and nothing saved"
+        way_out = f"correct `backward_by` in {op.package}"
+        raise DeclarationError("KDK-DECLARATION", f"{op.name}: `backward_by`", value=op.backward_by, limit=limit, way_out=way_out)
+    return found.op
+
+
+class Kernel(NamedTuple):
+    """A kernel's file, the name of its function, why it may not take a call, and what it is called with."""
+
+    module: ModuleType
+    name: str
+    supports: Callable[..., str | None] | None
+    arguments: Callable[..., tuple[Any, ...]]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Looked up at each call: a file that is loaded anew takes effect."""
+        return getattr(self.module, self.name)  # type: ignore[no-any-return]
+
+
+def _dtype_name(a: Any) -> Any:
+    return str(a).removeprefix("torch.") if isinstance(a, torch.dtype) else a
+
+
+def load_kernel(op: Op, implementation: str, direction: str) -> Kernel | None:
+    """A direction's kernel in one language, its file imported; None when the operator has none."""
+    name = kernel_file(op, implementation, direction)
+    if name is None:
+        return None
+    own = name.startswith(f"{op.package}.")
+    module = importlib.import_module(name)
+    taken = op.backward_as if not own and op.backward_as else lambda *args: args
+    named = implementation in LANGUAGES and LANGUAGES[implementation].names_dtypes
+    arguments = (lambda *args: tuple(map(_dtype_name, taken(*args)))) if named else taken
+    return Kernel(module, direction if own else "forward", getattr(module, "supports", None), arguments)
+
+
+def as_promised(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with results in the promised memory format that share no memory with an argument or with each other.
 
     What every implementation owes and the fake promises.
     """
 
-    def fix(t: Tensor | None, others: Sequence[Any]) -> Tensor | None:
+    def fix(t: Tensor | None, others: Sequence[Any], rank: int, kept: torch.memory_format) -> Tensor | None:
         if t is None:
             return None
+        wanted = format_for(t, rank, kept)
         for other in others:  # not t._is_view(), which knows no views in inference mode
             if isinstance(other, Tensor) and _is_alias_of(t, other):
-                return t.clone(memory_format=torch.contiguous_format)
-        return t.contiguous()
+                return t.clone(memory_format=wanted)
+        return t.contiguous(memory_format=wanted)
 
     def run(*args: Any) -> Any:
+        rank, kept = promised(args) if op.layouts else (0, torch.contiguous_format)
         result = function(*args)
-        if isinstance(result, Tensor):
-            return fix(result, args)
+        if result is None or isinstance(result, Tensor):
+            return fix(result, args, rank, kept)
         fixed: list[Tensor | None] = []
         for t in result:
-            fixed.append(fix(t, (*args, *fixed)))
+            fixed.append(fix(t, (*args, *fixed), rank, kept))
         return tuple(fixed)
 
     return run
@@ -117,6 +168,8 @@ def no_nones(result: Any, args: tuple[Any, ...]) -> Any:
     """A schema's results are tensors: what a backward did not compute becomes an empty one."""
     if isinstance(result, Tensor):
         return result
+    if result is None:
+        return first_tensor(args).new_empty(0)
     for t in result:
         if t is None:
             like = first_tensor(args)
@@ -135,7 +188,7 @@ def _reference(op: Op, direction: str) -> Candidate:
     candidate = Candidate(op, direction, "reference", "device", "")
     function = op.function(direction)
     assert function is not None
-    candidate.function = contiguous_and_new(function)
+    candidate.function = as_promised(op, function)
     return candidate
 
 
@@ -147,27 +200,29 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
     launch = language.module("launch")
     static = None if native or where in language.simulated else f"it does not run on {where}"
     static = static or launch.missing(where)
-    file = kernel_file(op, language.name, direction)
-    if file is None:
+    if kernel_file(op, language.name, direction) is None:
         static = f"{op.name} has no {language.name} kernel for its {direction}"
     if static:
         candidate.refuse = lambda args: static
         return candidate
-    assert file is not None
     launch.prepare()
-    module = importlib.import_module(file)
+    kernel = load_kernel(op, language.name, direction)
+    assert kernel is not None
     if native:
         target = launch.target(device)
         candidate.key = candidate.key._replace(target=target)
-        candidate.function = lambda *args: launch.run_on_device(getattr(module, direction), args)
+        candidate.function = lambda *args: launch.run_on_device(kernel.function, kernel.arguments(*args))
     else:
         run_simulated = language.module("simulate").run_simulated
-        candidate.function = lambda *args: run_simulated(getattr(module, direction), args, target)
-    candidate.refuse = _refusal(language, target, getattr(module, "supports", None))
+        candidate.function = lambda *args: run_simulated(kernel.function, kernel.arguments(*args), target)
+    if op.layouts and not language.strided:
+        candidate.function = as_promised(op, candidate.function)
+    candidate.refuse = refusal(language, target, kernel)
     return candidate
 
 
-def _refusal(language: Language, target: str, supports: Callable[..., str | None] | None) -> Refuse:
+def refusal(language: Language, target: str, kernel: Kernel) -> Refuse:
+    """The reason why a language's kernel does not take arguments: a dtype that it lacks, or what its `supports` says."""
     dtypes = {getattr(torch, name) for name in language.dtypes}
 
     def refuse(args: tuple[Any, ...]) -> str | None:
@@ -175,9 +230,18 @@ def _refusal(language: Language, target: str, supports: Callable[..., str | None
             if isinstance(a, Tensor) and a.dtype not in dtypes:
                 name = str(a.dtype).removeprefix("torch.")
                 return f"{name}: {language.no_dtype.get(name, f'{language.name} kernels take {sorted(language.dtypes)}')}"
-        return supports(target, *args) if supports else None
+        return kernel.supports(target, *kernel.arguments(*args)) if kernel.supports else None
 
     return refuse
+
+
+def _algorithm(op: Op, direction: str, kernel: Kernel) -> Candidate:
+    """The faster way in plain torch."""
+    candidate = Candidate(op, direction, "torch", "device", "")
+    candidate.function = lambda *args: kernel.function(*kernel.arguments(*args))
+    supports = kernel.supports
+    candidate.refuse = (lambda args: supports("", *kernel.arguments(*args))) if supports else None
+    return candidate
 
 
 def _plan(op: Op, direction: str, choice: Choice, device: torch.device) -> list[Candidate]:
@@ -191,13 +255,9 @@ def _plan(op: Op, direction: str, choice: Choice, device: torch.device) -> list[
         if name == "reference":
             plan.append(_reference(op, direction))
         elif name == "torch":
-            file = kernel_file(op, name, direction)
-            if file:
-                candidate = Candidate(op, direction, "torch", "device", "")
-                candidate.function = getattr(importlib.import_module(file), direction)
-                supports = getattr(importlib.import_module(file), "supports", None)
-                candidate.refuse = (lambda args, s=supports: s("", *args)) if supports else None
-                plan.append(candidate)
+            kernel = load_kernel(op, name, direction)
+            if kernel:
+                plan.append(_algorithm(op, direction, kernel))
             elif choice.implementation == "torch":
                 candidate = Candidate(op, direction, "torch", "device", "")
                 candidate.refuse = lambda args: f"{op.name} has no algorithm.py for its {direction}"
@@ -214,12 +274,15 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
     """
     function = op.function(direction)
     assert function is not None
-    parameters = inspect.signature(function, eval_str=True).parameters.values()
-    defaults = [p.default for p in parameters]
-    tensor = next((i for i, p in enumerate(parameters) if p.annotation is Tensor), None)
+    parameters = inspect.signature(function, eval_str=True).parameters
+    defaults = [p.default for p in parameters.values()]
     forward = direction == "forward"
     check, check_all = op.check, checking(op)
-    others = [(row.place, row.other) for row in tensor_rows(op) if row.place != tensor] if forward else []
+    rows = [(row.place, row.name, row.other, row.points) for row in tensor_rows(op)] if forward else []
+    order = [row[1] for row in rows] or [name for name in parameters if name not in op.indexes]
+    tensor = next((list(parameters).index(name) for name in order if parameters[name].annotation is Tensor), None)
+    others = [(place, other, points) for place, _, other, points in rows if place != tensor]
+    indices = Indices(op, direction)
     finish = None if forward else no_nones
     plans: dict[tuple[str, torch.device, torch.dtype], tuple[list[Candidate], bool]] = {}
 
@@ -242,25 +305,31 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
         device, dtype = first.device, first.dtype
         candidates, strict = plans.get((impl, device, dtype)) or make_plan(impl, device, dtype, args)
         if forward:
-            for i, other in others:
+            for i, other, points in others:
                 t = args[i]
-                if t is not None and (t.device != device or (t.dtype != dtype and t.dtype != other)):
+                if t is None:
+                    continue
+                if t.device != device or (t.dtype not in INTEGERS if points else t.dtype != dtype and t.dtype != other):
                     check_all(*args)
                     break
             check(*args)
+            if indices and strict and not captured:
+                indices.check(args)
         for candidate in candidates:
-            refuse = candidate.refuse
+            refuse, given = candidate.refuse, args
             if refuse is None:
                 break
-            if candidate.kernel and _is_empty(args):  # nothing to launch: the reference, the last one, knows the shapes
-                candidate = candidates[-1].because("empty input")
-                break
-            reason = refuse(args)
+            if candidate.kernel:
+                if _is_empty(args):  # nothing to launch: the reference, the last one, knows the shapes
+                    candidate = candidates[-1].because("empty input")
+                    break
+                given = indices.narrowed(args) if indices else args
+            reason = refuse(given)
             if reason is None:
                 break
             candidate.refused(reason, strict)
         candidate.tally.add()
-        result = candidate.function(*args)
+        result = candidate.function(*given)
         return result if finish is None else finish(result, args)
 
     return run

@@ -20,7 +20,7 @@ from kdk.backends.pallas import LANGUAGE
 from kdk.backends.pallas.environment import prepare_libtpu
 from kdk.backends.pallas.launch import missing
 from kdk.checking import checking
-from kdk.dispatch import kernel_file
+from kdk.dispatch import kernel_file, load_kernel
 from kdk.errors import GradientError, InputError, RefusedError
 from kdk.op import Op
 
@@ -161,12 +161,14 @@ def _run(op: Op, direction: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     described = _described(args)
     if any(isinstance(t, torch.Tensor) and t.numel() == 0 for t in described):
         return _empty(op, direction, described)
-    module = importlib.import_module(kernel_file(op, "pallas", direction) or "")
-    reason = module.supports(_target(), *described) if hasattr(module, "supports") else None
+    kernel = load_kernel(op, "pallas", direction)
+    assert kernel is not None, "asked for before"
+    reason = kernel.supports(_target(), *kernel.arguments(*described)) if kernel.supports else None
     if reason:
         raise RefusedError("KDK-REFUSED", f"kdk.jax.{op.name}: its Pallas kernel ({direction}) does not take this", value=reason)
+    args = kernel.arguments(*args)
     static = tuple(i for i, a in enumerate(args) if a is not None and not hasattr(a, "dtype"))
-    results = _jitted(getattr(module, direction), static)(*args)
+    results = _jitted(kernel.function, static)(*args)
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kdk.compare import Choice, Quantised
 from kdk.errors import DeclarationError
 
 
@@ -16,7 +17,12 @@ class Op:
     """An operator, declared in its folder's `__init__.py` as `op`. Its name is the reference's.
 
     Shapes are written in letters, one string per tensor: "*N H" is any number of leading dimensions with N elements in all,
-    then H columns. The same letter is the same size everywhere; "B|1" is B or 1.
+    then H columns; a starred letter may stand anywhere, once ("N C *P"). The same letter is the same size everywhere; "B|1" is B
+    or 1.
+
+    Arguments are tensors, tensors that may be left out (`bias: Optional[Tensor] = None`: then there is no gradient for them
+    either), and scalars: int, float, bool, str, torch.dtype, and each of these or None. The dtypes of results are what the
+    reference says.
     """
 
     reference: Callable[..., Any]
@@ -47,8 +53,30 @@ class Op:
     """Working dtypes, beside float64, which the reference alone takes."""
     mixed: Mapping[str, str] = field(default_factory=dict)
     """Tensor -> another dtype that it may have while the rest has the working dtype (a float32 weight with 16-bit x)."""
-    deterministic: bool = True
-    """Two runs on equal inputs give equal bits."""
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    """Integer tensor argument (int64 or int32) -> the letter that it points into: its values lie in [0, size of the letter).
+    Kernels of a language get int32 where the size allows. Under strict the values are checked; otherwise one out of range is
+    undefined, as the operator documents."""
+    sentinels: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of `indexes` -> the scalar argument whose value it may also hold (`ignore_index`)."""
+    sized: Mapping[str, str] = field(default_factory=dict)
+    """Letter -> the int argument that is its size (the K of a top-k -> "k"). It may be a letter of no tensor."""
+    choice: Choice | None = None
+    """The results that are a discrete choice, and how it is judged."""
+    quantised: Mapping[str, Quantised] = field(default_factory=dict)
+    """Quantised output -> its scale and the values before quantisation."""
+    layouts: tuple[str, ...] = ()
+    """Memory formats that are kept, beside contiguous: "channels_last" (a 5-D tensor: channels_last_3d). A result has the format
+    of the first tensor argument with 4 or 5 dimensions, where both have as many; every other result is contiguous."""
+    public: Callable[..., Any] | None = None
+    """What `kdk.ops.<name>` is, where that is more than the operator: plain torch, called with the operator first, then the
+    public arguments. Its signature and docstring are the public ones; everything else is about the operator alone."""
+    backward_by: str = ""
+    """Another operator that computes the one gradient: its kernels are the kernels of this backward."""
+    backward_as: Callable[..., tuple[Any, ...]] | None = None
+    """With `backward_by`: from the arguments of `backward`, those of that operator."""
+    deterministic: bool | Callable[..., bool] = True
+    """Two runs on equal inputs give equal bits. A function of the scalar arguments, by keyword, where it depends on them."""
     fills: tuple[str, ...] = ()
     """aten operators that this operator stands in for where they are missing."""
     neighbours: tuple[str, ...] = ()
@@ -57,8 +85,8 @@ class Op:
     def __post_init__(self) -> None:
         known = [*self.arguments, *self.outputs, *self.saved]
         tensors = [*self.tensors, *self.outputs, *self.saved]
-        for what, names in (("shapes", self.shapes), ("uses", self.uses), ("mixed", self.mixed)):
-            for name in names:
+        for what in ("shapes", "uses", "mixed", "indexes", "sentinels", "quantised"):
+            for name in getattr(self, what):
                 if name not in known:
                     raise self._error(f"`{what}` names {name!r}", f"its tensors are {', '.join(tensors)}")
         for name in tensors:
@@ -71,6 +99,7 @@ class Op:
                     raise self._error(problem, f"its tensors are {', '.join(tensors)}")
         self._check_signatures(known)
         self._check_independent()
+        self._check_kinds()
         if (self.backward is None) != (not self.uses):
             raise self._error("`backward` and `uses` go together", "declare both or neither")
         for name in self.longest:
@@ -105,6 +134,34 @@ class Op:
                 if found.count(letter) > 1:
                     raise self._error(f"`independent` names {letter!r}", f"{name!r} has it twice")
 
+    def _check_kinds(self) -> None:
+        """Integers, letters that are arguments, choices, quantised outputs, and a backward by another operator."""
+        letters = {t.strip("*").partition("|")[0] for text in self.shapes.values() for t in text.split()}
+        scalars = [name for name in self.arguments if name not in self.tensors]
+        for name, letter in self.indexes.items():
+            if name not in self.tensors or name in self.uses or name in self.mixed:
+                raise self._error(f"`indexes` names {name!r}", "tensor arguments of integers, which have no gradient and no other dtype")
+            if letter not in letters | set(self.sized) or letter in self.independent:
+                raise self._error(f"`indexes` says that {name!r} points into {letter!r}", "a letter that is not independent")
+        for name, scalar in self.sentinels.items():
+            if name not in self.indexes or scalar not in scalars:
+                raise self._error(f"`sentinels` says {name!r}: {scalar!r}", "a tensor of `indexes`: a scalar argument")
+        for letter, scalar in self.sized.items():
+            if scalar not in scalars:
+                raise self._error(f"`sized` says {letter!r}: {scalar!r}", f"the scalar arguments are {', '.join(scalars)}")
+        results = (*self.outputs, *self.saved)
+        for name in self.choice.outputs if self.choice else ():
+            if name not in results:
+                raise self._error(f"`choice` names {name!r}", f"its results are {', '.join(results)}")
+        for name, how in self.quantised.items():
+            if name not in self.outputs or how.scale not in self.outputs or how.scale in self.quantised:
+                raise self._error(f"`quantised` says {name!r} with scale {how.scale!r}", f"two of {', '.join(self.outputs)}")
+        for layout in self.layouts:
+            if layout != "channels_last":
+                raise self._error(f"`layouts` names {layout!r}", "there is channels_last")
+        if bool(self.backward_by) != (self.backward_as is not None) or (self.backward_by and len(self.uses) != 1):
+            raise self._error("`backward_by` and `backward_as` go together, with one differentiable input", "declare both or neither")
+
     def _error(self, problem: str, limit: str) -> DeclarationError:
         way_out = f"correct `op = Op(...)` in {self.package or 'its folder'}, or its reference"
         return DeclarationError("KDK-DECLARATION", f"operator {self.name}: {problem}", limit=limit, way_out=way_out)
@@ -121,7 +178,15 @@ class Op:
     @property
     def summary(self) -> str:
         """The first line of the documentation."""
-        return (inspect.getdoc(self.reference) or "").partition("\n")[0]
+        return (inspect.getdoc(self.public or self.reference) or "").partition("\n")[0]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What users call takes and returns."""
+        if self.public is None:
+            return inspect.signature(self.reference, eval_str=True)
+        signature = inspect.signature(self.public, eval_str=True)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @property
     def arguments(self) -> dict[str, inspect.Parameter]:
@@ -131,6 +196,11 @@ class Op:
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensor arguments."""
         return tuple(name for name, p in self.arguments.items() if "Tensor" in str(p.annotation))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the tensor arguments that may be left out."""
+        return tuple(name for name in self.tensors if self.arguments[name].default is None)
 
     def function(self, direction: str) -> Callable[..., Any] | None:
         """The reference of a direction, "forward" or "backward"."""

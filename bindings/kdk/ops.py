@@ -17,7 +17,7 @@ for _name in DEFAULT:  # from KDK_USE; no error, a folder loaded later may have 
     if _name not in (EVERY, STRICT, *registry.OPERATORS):
         _there = ", ".join(registry.OPERATORS)
         warnings.warn(f"KDK_USE names {_name!r}, which is no operator; there are {_there}", UsageWarning, stacklevel=2)
-globals().update({name: operator.call for name, operator in registry.OPERATORS.items()})
+globals().update({name: operator.public for name, operator in registry.OPERATORS.items()})
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
             raise AttributeError(name)
         there = ", ".join(registry.OPERATORS)
         raise AttributeError(f"module 'kdk.ops' has no operator {name!r}; there are {there}", name=name, obj=None)
-    return operator.call
+    return operator.public
 
 
 def __dir__() -> list[str]:

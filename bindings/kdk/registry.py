@@ -128,7 +128,7 @@ def _register(module: ModuleType) -> Operator:
         operator = register(op)
     except Exception as error:
         problem, value = f"torch does not take the signatures of {op.name}", " ".join(str(error).split())
-        way_out = "the reference and its backward annotate every argument and result: Tensor, Optional[Tensor], int, float, bool or str"
+        way_out = "the reference and its backward annotate every argument and result: Tensor, int, float, bool, str, torch.dtype, Optional"
         raise DeclarationError("KDK-DECLARATION", problem, value=value, way_out=way_out) from error
     OPERATORS[op.name] = operator
     return operator

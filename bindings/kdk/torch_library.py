@@ -4,7 +4,7 @@
       kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
           autograd.differentiate        keeps what the needed gradients read, and `impl`
             kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
-          fake                          the reference on fake tensors, made contiguous
+          fake                          the reference on fake tensors, in the promised memory format
           CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
           FunctionalTensorMode          capture.open_in_graphs: the body in the graph, for compilers that know no kdk operator
 """
@@ -26,7 +26,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.capture import open_in_graphs
 from kdk.checking import checking
-from kdk.dispatch import body, contiguous_and_new, no_nones
+from kdk.dispatch import as_promised, body, no_nones
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
 from kdk.recording import Key, tally
@@ -39,13 +39,17 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
 class Operator:
-    """A registered operator. `call` is what users call; `forward` and `backward` are the torch ops behind it."""
+    """A registered operator. `call` takes the reference's arguments; `forward` and `backward` are the torch ops behind it.
+
+    `public` is what users call: `call`, or what `Op.public` makes of it.
+    """
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.forward: Any = None
         self.backward: Any = None
         self.call: Callable[..., Any] = op.reference
+        self.public = self.call
 
 
 def register(op: Op) -> Operator:
@@ -59,6 +63,7 @@ def register(op: Op) -> Operator:
         differentiate(op, LIBRARY, operator.forward, operator.backward)
         refuse_to_differentiate(op, LIBRARY, operator.backward, f"the backward of {op.name} cannot be differentiated again")
     operator.call = _front_door(op, operator.forward)
+    operator.public = _public(op, operator.call)
     follow(op, operator.forward, operator.backward)
     return operator
 
@@ -70,7 +75,7 @@ def _define(op: Op, direction: str) -> Any:
     schema = torch.library.infer_schema(resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
     LIBRARY.define(f"{name}{schema}", tags=TAGS)
     LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
-    same, check = contiguous_and_new(function), checking(op) if direction == "forward" else None
+    same, check = as_promised(op, function), checking(op) if direction == "forward" else None
 
     def fake(*args: Any, impl: str = "") -> Any:
         if check is not None:
@@ -92,6 +97,8 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     if typing.get_origin(hints["return"]) is tuple:
         hints["return"] = tuple[(Tensor,) * len(typing.get_args(hints["return"]))]  # type: ignore[misc]
+    elif hints["return"] == (Tensor | None):
+        hints["return"] = Tensor
     parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
 
     def same(*args: Any) -> None: ...
@@ -127,7 +134,7 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     name, outputs, saved, inline = op.name, len(op.outputs), len(op.saved), op.kind != "algorithmic"
     check, reference = checking(op), op.reference
     arguments = list(op.arguments)
-    fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in op.uses)
+    fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in (*op.uses, *op.indexes))
 
     def trim(result: Any) -> Any:
         return result[0] if outputs == 1 else result[:outputs]
@@ -174,3 +181,18 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     returned = "Tensor" if outputs == 1 else f"tuple[{', '.join(['Tensor'] * outputs)}]"
     call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
     return call
+
+
+def _public(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`Op.public` with the operator as its first argument; traced by dynamo like the operator's own front door."""
+    public = op.public
+    if public is None:
+        return call
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return public(call, *args, **kwargs)
+
+    functools.update_wrapper(function, public)
+    function.__name__ = function.__qualname__ = op.name
+    function.__signature__ = op.signature  # type: ignore[attr-defined]
+    return function

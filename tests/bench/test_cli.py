@@ -65,7 +65,7 @@ def test_a_crashing_process_is_one_row(tmp_path: Path, capsys: pytest.CaptureFix
     folder = tmp_path / "deadly"
     folder.mkdir()
     (folder / "reference.py").write_text(
-        "from torch import Tensor\n\n\ndef deadly(x: Tensor) -> Tensor:\n    \"\"\"A copy.\"\"\"\n    return x.clone()\n\n\n"
+        'from torch import Tensor\n\n\ndef deadly(x: Tensor) -> Tensor:\n    """A copy."""\n    return x.clone()\n\n\n'
         "def check(x: Tensor) -> None: ...\n"
     )
     (folder / "__init__.py").write_text(

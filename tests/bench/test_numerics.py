@@ -264,9 +264,7 @@ def test_the_reference_is_never_sloppy_by_its_own_measure(tensors, d):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1), st.sampled_from(DTYPES), st.integers(-8, 8), st.sampled_from([0, 1, 3e-3, 1e-2, 1e-7])
-)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(DTYPES), st.integers(-8, 8), st.sampled_from([0, 1, 3e-3, 1e-2, 1e-7]))
 def test_scaling_by_a_power_of_two_and_permuting_rows_change_nothing(seed, d, power, noise):
     generator = torch.Generator().manual_seed(seed)
     o = torch.randn(6, 33, dtype=torch.float64, generator=generator)

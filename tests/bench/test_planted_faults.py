@@ -75,9 +75,7 @@ def last_of_a_sum_dropped(op: Op, direction: str) -> Kernel:
 
     def kernel(*args: Any) -> tuple[Tensor | None, ...]:
         good = right(op, direction, *args)
-        result_shapes = (
-            [op.shapes[n] for n in (*op.outputs, *op.saved)] if direction == "forward" else [op.shapes[n] for n in op.uses]
-        )
+        result_shapes = [op.shapes[n] for n in (*op.outputs, *op.saved)] if direction == "forward" else [op.shapes[n] for n in op.uses]
         cut = [a.clone() if isinstance(a, Tensor) else a for a in args]
         for letter in letters:
             for a, text in zip(cut, shapes(args)):

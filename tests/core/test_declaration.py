@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kdk import Op
+from kdk.compare import Choice, Quantised
 from kdk.errors import DeclarationError
 
 
@@ -64,6 +65,16 @@ def test_what_follows_from_it() -> None:
         ({"saved": (), "shapes": {"x": "*N H", "y": "*N H"}}, r"the reference is annotated to return 2 result\(s\)"),
         ({"backward": lambda grad, scale, needs: grad}, r"its backward takes \(grad, scale, needs\)"),
         ({"backward": lambda grad, times: grad}, r"its backward takes \(grad, times\)"),
+        ({"indexes": {"z": "H"}}, "`indexes` names 'z'"),
+        ({"indexes": {"x": "H"}}, "`indexes` names 'x'; tensor arguments of integers, which have no gradient"),
+        ({"indexes": {"x": "Z"}, "uses": {}, "backward": None}, "`indexes` says that 'x' points into 'Z'"),
+        ({"indexes": {"x": "N"}, "uses": {}, "backward": None, "independent": ("N",)}, "`indexes` says that 'x' points into 'N'"),
+        ({"sentinels": {"x": "times"}}, "`sentinels` says 'x': 'times'; a tensor of `indexes`"),
+        ({"sized": {"H": "many"}}, "`sized` says 'H': 'many'; the scalar arguments are times"),
+        ({"choice": Choice(("x",), lambda *a: a, lambda *a: a)}, "`choice` names 'x'; its results are y, sums"),
+        ({"quantised": {"y": Quantised("sums", lambda a: a)}}, "`quantised` says 'y' with scale 'sums'"),
+        ({"layouts": ("channels_first",)}, "`layouts` names 'channels_first'"),
+        ({"backward_by": "other"}, "`backward_by` and `backward_as` go together"),
     ],
 )
 def test_contradictions(changes: dict[str, Any], message: str) -> None:

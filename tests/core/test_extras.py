@@ -21,7 +21,7 @@ def test_every_extra_that_a_text_names_exists() -> None:
     texts = [f.read_text() for f in [*files, ROOT / "README.md", ROOT / "pyproject.toml"]]
     named = {extra for text in texts for extras in re.findall(r"torch-kdk\[([\w,]+)\]", text) for extra in extras.split(",")}
     assert named and named <= set(EXTRAS)
-    assert set(EXTRAS) == {"triton", "tpu", "jax", "neuron", "dev"}
+    assert set(EXTRAS) == {"triton", "tpu", "jax", "neuron", "bench", "dev"}
 
 
 def test_no_extra_asks_for_a_package_that_is_empty_where_pip_looks() -> None:

@@ -26,6 +26,8 @@ import kdk.ops
 from kdk import registry
 from kdk.backends.nki import launch
 from kdk.errors import FallbackWarning
+from kdk_bench.check import Row, run_row
+from kdk_bench.places import local_targets, place
 
 # Views, copies and allocations: what a host function may do on the device outside its kernels.
 LAYOUT = {"as_strided", "clone", "copy_", "empty", "view"}
@@ -194,3 +196,13 @@ def test_the_stand_in_keeps_the_contract() -> None:
     assert torch.equal(torch_neuronx.nki_op("stand_in::declared", mutates_args={"x"})(add_one)(x).cpu(), torch.full((3,), 2.0))
     with pytest.raises(TypeError, match="tensor on cpu"):
         nki.jit(add_one)(torch.zeros(3))
+
+
+def test_check_runs_on_the_device() -> None:
+    """`kdk check --target trn2` where a Trainium2 is: on it, as measured, and not simulated."""
+    row = Row("rms_norm", "forward", "nki", "trn2", "float32")
+    found = run_row(row, place("nki", "trn2"))
+    assert local_targets() == {"trn2": "neuron:0"}
+    assert {r.evidence for r in found} == {"measured"}
+    assert {r.outcome for r in found} <= {"passed", "refused"} and any(r.outcome == "passed" for r in found), found
+    assert {c.how for c in nki.CALLS} == {"device"}

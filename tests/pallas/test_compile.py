@@ -11,8 +11,9 @@ import torch
 pytest.importorskip("libtpu", reason="libtpu is the compiler")
 from tests.pallas.described import KERNELS, call, kernel
 
+from kdk.backends import Compiled
 from kdk.backends.pallas import LANGUAGE, SCOPED_VMEM
-from kdk.backends.pallas.compile import Compiled, compile_for, missing
+from kdk.backends.pallas.compile import compile_for, missing
 from kdk.backends.pallas.launch import prepare
 from kdk.registry import OPERATORS
 
@@ -39,7 +40,8 @@ def test_compiles(name: str, direction: str, case: str, target: str) -> None:
         assert result.reason.startswith("its optimised program cannot be read back: INTERNAL: RET_CHECK")
         assert target == "tpu7x"
     else:
-        assert 0 < result.vmem_used <= result.vmem_limit
+        assert 0 < result.resources["scoped_vmem_bytes"] <= result.resources["scoped_vmem_limit"]
+        assert not result.exceeded
         assert "tpu_custom_call" in result.text, "a kernel, not XLA alone"
 
 
@@ -92,7 +94,7 @@ def sorting(x: jax.Array) -> jax.Array:
 def test_compiles_a_block_that_fits() -> None:
     result = compile_for(lambda x: copied(x, (512, 1024), 1024), (meta(1024, 1024),), "v6e")
     assert result.outcome == "compiled"
-    assert result.vmem_used == 2 * 2 * 512 * 1024 * 4, "a block in and one out, each twice"
+    assert result.resources["scoped_vmem_bytes"] == 2 * 2 * 512 * 1024 * 4, "a block in and one out, each twice"
     assert pickle.loads(pickle.dumps(result)) == result
 
 

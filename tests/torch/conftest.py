@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import pytest
-from tests.inputs import TOYS
+from tests.inputs import TOYS, toy_operators
 
 import kdk.ops
 from kdk import registry, selection
@@ -14,14 +13,6 @@ from kdk.torch_library import Operator
 
 OWN = dir(kdk.ops)
 TOY_NAMES = sorted(p.parent.name for p in TOYS.glob("*/reference.py"))
-
-
-@functools.cache
-def toy_operators() -> dict[str, Operator]:
-    loaded = {operator.op.name: operator for operator in registry.load_directory(TOYS)}
-    for name in loaded:
-        del registry.OPERATORS[name]
-    return loaded
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,8 +38,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture in metafunc.fixturenames:
             names = [*OWN, *TOY_NAMES]
             if fixture == "differentiable":
-                names.remove("positions")
+                names = [name for name in names if has_backward(name)]
             metafunc.parametrize(fixture, names, indirect=True)
+
+
+def has_backward(name: str) -> bool:
+    return (toy_operators().get(name) or registry.OPERATORS[name]).op.backward is not None
 
 
 @pytest.fixture

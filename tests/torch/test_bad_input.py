@@ -15,7 +15,7 @@ import kdk.ops
 from kdk import registry
 from kdk.errors import InputError
 from kdk.op import Op
-from kdk.sharding import letters
+from kdk.sharding import labels, letters
 
 OWN = dir(kdk.ops)
 Values = dict[str, Any]
@@ -38,8 +38,8 @@ def sizes(op: Op) -> Iterator[Values]:
     for letter in {letter for name in op.tensors for letter in letters(op.shapes[name])}:
         having = [name for name in op.tensors if letter in letters(op.shapes[name])]
         for name in having if len(having) > 1 else ():
-            at = letters(op.shapes[name])[::-1].index(letter)  # from the end: a starred letter comes first
-            yield changed(arguments(op), name, lambda t, at=at: torch.cat([t, t.narrow(-1 - at, 0, 1)], -1 - at))
+            at = labels(op.shapes[name], arguments(op)[name].shape).index((letter, 0))
+            yield changed(arguments(op), name, lambda t, at=at: torch.cat([t, t.narrow(at, 0, 1)], at))
 
 
 def devices(op: Op) -> Iterator[Values]:
@@ -53,7 +53,7 @@ def dtypes(op: Op) -> Iterator[Values]:
     for dtype in strange:
         yield {name: v.to(dtype) if isinstance(v, Tensor) else v for name, v in arguments(op).items()}
     for name in op.tensors:
-        for dtype in (*strange, torch.float16):
+        for dtype in (torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float16, *(() if name in op.indexes else [torch.int64])):
             yield changed(arguments(op, torch.bfloat16), name, lambda t, dtype=dtype: t.to(dtype))
 
 
@@ -130,7 +130,7 @@ def test_a_second_call_with_another_dtype_is_checked_too() -> None:
     kdk.ops.rms_norm(x, weight, 1e-6)
 
 
-def test_integers_where_the_operator_differentiates_nothing() -> None:
-    """Only arguments with a gradient must be floating point: others may be indices, which their operator checks itself."""
-    order, _ = registry.OPERATORS["positions"].call(torch.tensor([[3, 1, 2]]))
-    assert order.tolist() == [[1, 2, 0]]
+def test_integers_are_what_the_declaration_says() -> None:
+    """An operator without gradients, too, takes its working dtypes alone."""
+    with pytest.raises(InputError, match="KDK-DTYPE"):
+        registry.OPERATORS["positions"].call(torch.tensor([[3, 1, 2]]))

@@ -14,13 +14,14 @@ from kdk.backends.pallas.environment import prepare_jax
 prepare_jax()
 pytest.importorskip("torch_tpu", reason="it renames PrivateUse1 and wants a process of its own: make test-tpu")
 from tests.pallas.described import KERNELS, call  # noqa: E402
-from tests.tpu.programs import compiled, stablehlo  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch_tpu import _loader  # noqa: E402
 
 import kdk.ops  # noqa: E402
+from kdk.backends.pallas.compile import executable  # noqa: E402
 from kdk.errors import RefusedError  # noqa: E402
 from kdk.registry import OPERATORS  # noqa: E402
+from kdk_bench.modelled.torchtpu import as_if_there_were, stablehlo  # noqa: E402
 
 TARGETS = ("v5e", "v6e", "tpu7x")
 _loader._init_device("tpu")
@@ -28,11 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture
-def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if there were a v6e."""
-    monkeypatch.setattr(launch, "missing", lambda where: None)
-    monkeypatch.setattr(launch, "target", lambda device: "v6e")
-    yield
+def tpu() -> Iterator[None]:
+    with as_if_there_were("v6e"):
+        yield
 
 
 def results(value: Any) -> list[torch.Tensor]:
@@ -53,9 +52,7 @@ def test_registration_and_fake_tensors(name: str, direction: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name, direction", KERNELS)
-def test_a_program_with_the_operator_compiles(
-    name: str, direction: str, target: str, tpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_with_the_operator_compiles(name: str, direction: str, target: str, tpu: None) -> None:
     """torch operators before and after kdk's, in one executable; kdk's operator chose its Pallas kernel by itself."""
     operator = getattr(OPERATORS[name], direction)
     _, args = call(name, direction, "model")
@@ -67,13 +64,13 @@ def test_a_program_with_the_operator_compiles(
         assert [(key.implementation, key.how, key.target) for key in record.rows] == [("pallas", "device", "v6e")]
         return tuple([t + 1 for t in results(out)])
 
-    text = stablehlo(program, args, monkeypatch)
+    text = stablehlo(program, args)
     assert text.count("call @kernel_0(") == 1 and "tpu_custom_call" in text and "stablehlo.multiply" in text
-    compiled(text, target)
+    executable(text, target)
 
 
 @pytest.mark.parametrize("needs", ["x", "weight"])
-def test_a_gradient_that_is_not_needed_is_none(needs: str, tpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_not_needed_is_none(needs: str, tpu: None) -> None:
     _, args = call("rms_norm", "backward", "odd")
     shapes = []
 
@@ -82,12 +79,12 @@ def test_a_gradient_that_is_not_needed_is_none(needs: str, tpu: None, monkeypatc
         shapes.extend(tuple(t.shape) for t in out)
         return results(out)[0] + 1
 
-    stablehlo(program, args, monkeypatch)
+    stablehlo(program, args)
     x, weight = tuple(args[1].shape), tuple(args[2].shape)
     assert shapes == ([x, (0,)] if needs == "x" else [(0,), weight])
 
 
-def test_without_a_tpu_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_tpu_the_refusal_says_so() -> None:
     assert launch.missing("tpu") == "TorchTPU finds no TPU on this host"
     _, args = call("silu_and_mul", "forward", "odd")
 
@@ -95,7 +92,7 @@ def test_without_a_tpu_the_refusal_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         return OPERATORS["silu_and_mul"].forward(*values, impl="pallas@v6e!")
 
     with pytest.raises(RefusedError, match="TorchTPU finds no TPU on this host"):
-        stablehlo(program, args, monkeypatch)
+        stablehlo(program, args)
 
 
 def test_the_chip_has_the_name_that_targets_have(monkeypatch: pytest.MonkeyPatch) -> None:

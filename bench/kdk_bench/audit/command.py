@@ -81,13 +81,13 @@ def audit(
     from kdk_bench import report as output
     from kdk_bench.audit import audit as assembling
     from kdk_bench.audit import gate, support, terminal
-    from kdk_bench.cli import _load
+    from kdk_bench.options import load
 
     names = targets_of(targets)
     gates = gate.parse(fail_on, baseline is not None)
     old = read(baseline, assembling.SCHEMA) if baseline else None
     measured = [read(file, "kdk.probe/1") for file in evidence_files]
-    _load(directory)
+    load(directory)
     platforms_wanted = {platform_of(n) for n in names}
     live = {n: support.LiveLookUp(support.descriptions()[n]["plugin"]) for n in platforms_wanted}
     capture = _capture(model, arguments, script, steps, hf, train, dtype)

@@ -9,6 +9,18 @@ from kdk.backends.nki.launch import run
 from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, load_scale, normalise
 
 
+def add_rows(tile, residual, start):
+    """Add the residual's rows, from row `start` on, to a tile of rows, in place; rounded to its dtype."""
+    rows, H = tile.shape
+    for first in range(0, H, CHUNK):
+        last = min(first + CHUNK, H)
+        other = nl.ndarray((rows, last - first), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=other, src=residual[start : start + rows, first:last])
+        part = tile[:, first:last]
+        # GpSimd adds, in float32, and rounds: VectorE has the product with the weight to do.
+        nisa.tensor_tensor(dst=part, data1=part, data2=other, op=nl.add, engine=nisa.engine.gpsimd)
+
+
 @nki.jit
 def add_rms_norm_kernel(x, residual, weight, eps, offset):
     """x, residual (N, H), weight (1, H) -> y, new_residual (N, H), rstd (N, 1)."""
@@ -21,13 +33,7 @@ def add_rms_norm_kernel(x, residual, weight, eps, offset):
         rows = min(ROWS, N - start)
         tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x[start : start + rows])
-        for first in range(0, H, CHUNK):
-            last = min(first + CHUNK, H)
-            other = nl.ndarray((rows, last - first), dtype=x.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=other, src=residual[start : start + rows, first:last])
-            part = tile[:, first:last]
-            # GpSimd adds, in float32, and rounds: VectorE has the product with the weight to do.
-            nisa.tensor_tensor(dst=part, data1=part, data2=other, op=nl.add, engine=nisa.engine.gpsimd)
+        add_rows(tile, residual, start)
         nisa.dma_copy(dst=new_residual[start : start + rows], src=tile)
         normalise(tile, scale, eps, y, rstd, start)
     return y, new_residual, rstd

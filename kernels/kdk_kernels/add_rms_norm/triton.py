@@ -9,7 +9,7 @@ from kdk_kernels.rms_norm.triton import tile
 
 
 @triton.jit
-def _rounded_sum(x, residual, mask):
+def rounded_sum(x, residual, mask):
     """The sum at two tiles of addresses, in the dtype of x: what is stored is also what is normalised."""
     total = tl.load(x, mask=mask, other=0.0).to(tl.float32) + tl.load(residual, mask=mask, other=0.0).to(tl.float32)
     return total.to(x.dtype.element_ty)
@@ -25,7 +25,7 @@ def _forward(
     x_rows, residual_rows = x + rows * x_row, residual + rows * r_row
     if WHOLE:
         mask = (rows < N) & (columns < H)
-        total = _rounded_sum(x_rows + columns * x_col, residual_rows + columns * r_col, mask)
+        total = rounded_sum(x_rows + columns * x_col, residual_rows + columns * r_col, mask)
         tl.store(new_residual + rows * H + columns, total, mask=mask)
         values = total.to(tl.float32)
         square = tl.sum(values * values, axis=1, keep_dims=True)
@@ -36,7 +36,7 @@ def _forward(
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
         for start in range(0, H, BLOCK):
             c = start + columns
-            total = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H)
+            total = rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H)
             tl.store(new_residual + rows * H + c, total, mask=c < H)
             values = total.to(tl.float32)
             sums += values * values
@@ -45,7 +45,7 @@ def _forward(
         for start in range(0, H, BLOCK):
             c = start + columns
             # Added again: threads do not see what others have just written without a barrier.
-            values = _rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H).to(tl.float32)
+            values = rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H).to(tl.float32)
             w = tl.load(weight + c * w_col, mask=c < H).to(tl.float32) + offset
             tl.store(y + rows * H + c, (values * scale * w).to(y.dtype.element_ty), mask=c < H)
     tl.store(rstd + rows, scale, mask=rows < N)

@@ -24,8 +24,8 @@ def load_scale(weight, offset):
     return shifted
 
 
-def normalise(tile, scale, eps, y, rstd, start):
-    """A tile of rows, from row `start` on: into y (N, H) and rstd (N, 1)."""
+def inverse_rms(tile, eps):
+    """1 / sqrt(mean(x^2) + eps) of a tile's rows, (rows, 1)."""
     rows, H = tile.shape
     chunks = (H + CHUNK - 1) // CHUNK
     totals = nl.ndarray((rows, chunks), dtype=nl.float32, buffer=nl.sbuf)
@@ -43,7 +43,14 @@ def normalise(tile, scale, eps, y, rstd, start):
     root = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     # GpSimd's rsqrt is exact everywhere; ScalarE's table ends at 2^-87 and 2^97.
     nisa.tensor_scalar(dst=root, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
-    for i in range(chunks):
+    return root
+
+
+def normalise(tile, scale, eps, y, rstd, start):
+    """A tile of rows, from row `start` on: into y (N, H) and rstd (N, 1)."""
+    rows, H = tile.shape
+    root = inverse_rms(tile, eps)
+    for i in range((H + CHUNK - 1) // CHUNK):
         part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
         out = nl.ndarray(part.shape, dtype=y.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 16384  # columns a program holds at once: 16 warps x 32 values a thread
+WIDEST = 16384  # columns a program holds at once: 16 warps x 32 values a thread; fewer have 16 values a thread
 TILE = 4096  # elements of a program's tile when rows are short
 
 
@@ -43,7 +43,7 @@ def tile(H: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
     block = min(triton.next_power_of_2(H), WIDEST)
     rows = max(1, TILE // block) if block < TILE else 1
-    return rows, block, max(4, min(16, rows * block // 1024))
+    return rows, block, max(4, min(16, rows * block // 512))
 
 
 def forward(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:

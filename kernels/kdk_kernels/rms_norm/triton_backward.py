@@ -16,6 +16,7 @@ from torch import Tensor
 from kdk_kernels.rms_norm.triton import tile
 
 PROGRAMS_PER_PROCESSOR = 2
+WIDEST_WITH_WEIGHT, PARTS = 8192, 8  # columns held at once beside their share of dweight; parts of a row with more
 COLUMNS, STRIPE = 128, 32  # tile of the weight's own kernel: columns, rows read at once
 
 
@@ -47,6 +48,44 @@ def _whole_rows(
             share += g * n
     if WEIGHT:
         tl.store(shares + first * H + columns, tl.sum(share, axis=0, keep_dims=True), mask=columns < H)
+
+
+@triton.jit
+def _whole_rows_in_parts(
+    grad, x, weight, rstd, more, dx, dx_copy, shares, N, H, g_row, g_col, x_row, x_col, m_row, m_col, w_col, offset,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, MORE: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    """As `_whole_rows` with WEIGHT, of rows that leave the registers no room beside their share of dweight: a row is read in PARTS,
+    and again, from the cache, when its mean is known."""
+    first = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK).to(tl.int64)
+    share = (tl.zeros((BLOCK,), tl.float32),) * PARTS
+    for row in range(first, N, tl.num_programs(0)):
+        scale = tl.load(rstd + row)
+        sums = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, H, BLOCK):
+            c = start + columns
+            g = tl.load(grad + row * g_row + c * g_col, mask=c < H, other=0.0).to(tl.float32)
+            values = tl.load(x + row * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
+            w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
+            sums += g * w * values * scale
+        mean = tl.sum(sums, axis=0) / H
+        for part in tl.static_range(PARTS):
+            c = part * BLOCK + columns
+            g = tl.load(grad + row * g_row + c * g_col, mask=c < H, other=0.0).to(tl.float32)
+            values = tl.load(x + row * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
+            w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
+            n = values * scale
+            d = (g * w - n * mean) * scale
+            if MORE:
+                d += tl.load(more + row * m_row + c * m_col, mask=c < H).to(tl.float32)
+            tl.store(dx + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)
+            if COPY:
+                tl.store(dx_copy + row * H + c, d.to(dx.dtype.element_ty), mask=c < H)
+            share = share[:part] + (share[part] + g * n,) + share[part + 1 :]
+    for part in tl.static_range(PARTS):
+        c = part * BLOCK + columns
+        tl.store(shares + first * H + c, share[part], mask=c < H)
 
 
 @triton.jit
@@ -118,10 +157,16 @@ def gradients(
         flags = {"MORE": extra is not None, "COPY": copies == 2, "num_warps": warps}
         if block >= H:
             shares = torch.empty((programs, H), dtype=torch.float32, device=x.device) if weighted else None
-            _whole_rows[(programs,)](
-                g, flat, weight, scale, extra, *results, shares, N, H, *layout, offset,
-                ROWS=rows, BLOCK=block, WEIGHT=weighted, **flags,
-            )  # fmt: skip
+            if weighted and block > WIDEST_WITH_WEIGHT:
+                _whole_rows_in_parts[(programs,)](
+                    g, flat, weight, scale, extra, *results, shares, N, H, *layout, offset,
+                    BLOCK=block // PARTS, PARTS=PARTS, **flags,
+                )  # fmt: skip
+            else:
+                _whole_rows[(programs,)](
+                    g, flat, weight, scale, extra, *results, shares, N, H, *layout, offset,
+                    ROWS=rows, BLOCK=block, WEIGHT=weighted, **flags,
+                )  # fmt: skip
         else:
             _long_rows[(N,)](g, flat, weight, scale, extra, *results, H, *layout, offset, BLOCK=block, **flags)
     if weighted and shares is None:

@@ -13,5 +13,6 @@ op = Op(
     outputs=("values",),
     saved=("indices",),
     shapes={"x": "N H", "values": "N K", "indices": "N K"},
+    sized={"K": "k"},
     uses={"x": ("x", "indices")},
 )

@@ -2,6 +2,5 @@ from kdk.cases import Case, Cases, Dim
 
 CASES = Cases(
     dims={"N": Dim(), "H": Dim(minimum=1), "K": Dim(at_most="H")},
-    scalars={"k": (2,)},
     models=(Case("one", {"N": 8, "H": 64, "K": 2}),),
 )

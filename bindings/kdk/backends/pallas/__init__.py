@@ -13,6 +13,7 @@ LANGUAGE = Language(
         "int64": "a TPU has no 64-bit types",
     },
     simulated=("cpu", "xla:cpu"),
+    strided=False,
 )
 
 MIB = 1 << 20

@@ -9,34 +9,26 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kdk.backends.pallas import LANGUAGE, SCOPED_VMEM
+from kdk.backends import Compiled, one_line
+from kdk.backends.pallas import LANGUAGE, MIB, SCOPED_VMEM
 from kdk.backends.pallas.environment import prepare_libtpu
 
 TOPOLOGIES = {"v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}  # the smallest there are
 
+BRIEF = "scoped VMEM and its limit in MiB"
 
-@dataclass(frozen=True)
-class Compiled:
-    """compiled; refused: by Pallas, Mosaic or XLA, with their reason; failed: the kernel's own Python raised.
 
-    vmem_used, vmem_limit: bytes of scoped VMEM of the kernel that comes closest to its limit (of a program without a kernel:
-    0 and the chip's default). text: the optimised HLO. XLA cannot read back some of the programs that it compiles: then these
-    are None and "", and the reason says so.
-    """
-
-    target: str
-    outcome: Literal["compiled", "refused", "failed"]
-    reason: str = ""
-    vmem_used: int | None = None
-    vmem_limit: int | None = None
-    text: str = ""
+def brief(resources: Mapping[str, Any]) -> str:
+    """The resources of `compile_for` in a few characters."""
+    if not resources:
+        return "compiled"
+    return f"{resources['scoped_vmem_bytes'] / MIB:.1f}/{resources['scoped_vmem_limit'] / MIB:.0f} MiB"
 
 
 @functools.cache
@@ -60,17 +52,16 @@ def device(target: str) -> Any:
 def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
     """The kernel's function as a jax program for the chip (`.lower().compile()` makes an executable of it).
 
-    args: what the launcher gets. Of tensors only shapes and dtypes are read, so meta tensors do; the rest is static.
+    args: what the launcher gets. Of tensors (torch's or jax's) only shapes and dtypes are read, so meta tensors and
+    jax.ShapeDtypeStruct do; the rest is static.
     """
     import jax
 
     where = device(target)
     sharding = jax.sharding.SingleDeviceSharding(where)
-    static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
+    static = tuple(i for i, a in enumerate(args) if not _is_array(a) and a is not None)
     described = [
-        jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding)
-        if isinstance(a, Tensor)
-        else a
+        jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding) if _is_array(a) else a
         for a in args
     ]
     # Tells code that asks for the chip while it is traced (pltpu.get_tpu_info) what it is traced for.
@@ -79,8 +70,32 @@ def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> 
         return jax.jit(function, static_argnums=static).trace(*described)
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def executable(stablehlo: str, target: str) -> str:
+    """The optimised program that XLA's TPU back end makes of a StableHLO module: what `traced(...).lower()` gives, as text."""
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jaxlib.mlir import ir
+
+    where = device(target)
+    with mlir.make_ir_context():
+        options = compiler.get_compile_options(1, 1)
+        loaded = where.client.compile(ir.Module.parse(stablehlo), _jax.DeviceList((where,)), options)
+    modules = loaded.get_hlo_modules() if hasattr(loaded, "get_hlo_modules") else loaded.hlo_modules()
+    return str(modules[0].to_string())
+
+
 def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Compiled:
-    """Compile `function(*args)` for a chip: exactly what runs there, nothing interpreted."""
+    """Compile `function(*args)` for a chip: exactly what runs there, nothing interpreted.
+
+    Resources: bytes of scoped VMEM, used and allowed, of the kernel that comes closest to its limit (of a program without a
+    kernel: 0 and the chip's default). XLA cannot read back some of the programs that it compiles: then there are none, `text` is
+    empty, and the reason says so.
+    """
     for a in args:
         if isinstance(a, Tensor) and a.dtype in (torch.float64, torch.int64):  # jax would take it for a 32-bit type
             name = str(a.dtype).removeprefix("torch.")
@@ -100,7 +115,8 @@ def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str
     except Exception as error:
         return Compiled(target, "compiled", f"its optimised program cannot be read back: {readable(error)}")
     used, limit = scoped_vmem(text, target)
-    return Compiled(target, "compiled", "", used, limit, text)
+    over = (f"{used} bytes of scoped VMEM, limit {limit}",) if used > limit else ()
+    return Compiled(target, "compiled", "", {"scoped_vmem_bytes": used, "scoped_vmem_limit": limit}, over, text=text)
 
 
 def scoped_vmem(text: str, target: str) -> tuple[int, int]:
@@ -129,17 +145,12 @@ def readable(error: Exception) -> str:
         return vmem[0]
     _, mosaic, rest = text.partition("Mosaic failed to compile TPU kernel")
     if not mosaic:
-        return _one_line(re.split(r"\n\n|\nSee |Please file an issue", text)[0])
-    words = [f"Mosaic: {_one_line(re.sub(r'^.*?HLO name `[^`]*`: |^: ', '', rest.partition(chr(10))[0]))}"]
+        return one_line(re.split(r"\n\n|\nSee |Please file an issue", text)[0])
+    words = [f"Mosaic: {one_line(re.sub(r'^.*?HLO name `[^`]*`: |^: ', '', rest.partition(chr(10))[0]))}"]
     operation = re.search(r'The MLIR operation involved:\s*(?:%\S+ = )?"?([\w.]+)"?.*?(-> .*)?$', rest, re.MULTILINE)
     if operation:
         words.append(f"operation {operation[1]} {operation[2] or ''}".rstrip())
     place = re.search(r'"[^"]*?([^"/\\]+\.py)":(\d+)', rest)
     if place:
         words.append(f"{place[1]}, line {place[2]}")
-    return _one_line("; ".join(words))
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 500 else f"{line[:497]}..."
+    return one_line("; ".join(words))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -26,6 +27,9 @@ from typing import Any
 from kdk.errors import UsageError
 
 from .driver import DriverOfThread, SimulatedDriver, once
+
+# A notice about the default of compiled code, which would greet everyone who interprets or compiles a kernel.
+warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset")
 
 _MISSING = object()
 _language = threading.RLock()  # held while triton.language is replaced, and while Triton's front end reads it
@@ -43,13 +47,16 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class Session:
-    """What one `interpret(...)` asked for."""
+Launch = Callable[..., Any]  # (original, kernel, args, kwargs, grid), original: `JITFunction.run` of Triton
 
-    def __init__(self, target: str, sanitize: bool) -> None:
+
+class Session:
+    """What is done with the launches of a thread: interpret them, or `instead`."""
+
+    def __init__(self, target: str, sanitize: bool, instead: Launch | None) -> None:
         from triton.compiler import make_backend
 
-        self.name, self.sanitize = target, sanitize
+        self.name, self.sanitize, self.instead = target, sanitize, instead
         self.target = gpu_target(target)
         self.backend = make_backend(self.target)
         self.driver = SimulatedDriver(self.target)
@@ -72,10 +79,11 @@ def current() -> Session | None:
 
 
 @contextlib.contextmanager
-def session(target: str, sanitize: bool) -> Iterator[Session]:
-    """Every launch of this thread inside the block is interpreted. Contexts nest; the innermost one counts."""
+def session(target: str, sanitize: bool, instead: Launch | None = None) -> Iterator[Session]:
+    """Every launch of this thread inside the block is interpreted, or handed to `instead`. Contexts nest; the innermost one
+    counts."""
     refuse_own_mode()
-    opened = Session(target, sanitize)
+    opened = Session(target, sanitize, instead)
     _enter()
     _thread.sessions.append(opened)
     try:
@@ -146,6 +154,8 @@ def _make_run(original: Callable[..., Any]) -> Callable[..., Any]:
         session = current()
         if session is None:
             return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if session.instead is not None:
+            return session.instead(original, self, args, kwargs, grid)
         if warmup:  # compiles without running: there is nothing to compile
             return None
         from .launching import launch

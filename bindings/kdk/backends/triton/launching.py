@@ -28,10 +28,10 @@ def launch(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwa
 
     if kernel.is_gluon():
         raise SimulationError("KDK-TRITON-GLUON", "only @triton.jit kernels can be interpreted", value=kernel.__name__)
-    bound, options = _bind(session, kernel, args, kwargs)
+    bound, options = bind(session, kernel, args, kwargs)
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
-    sizes = _grid(kernel, grid(dict(bound)) if callable(grid) else grid)
+    sizes = grid_of(kernel, grid(dict(bound)) if callable(grid) else grid)
     sanitizer = Sanitizer(kernel.__name__, sizes) if session.sanitize else None
     builder = builder_class()(session, options, sanitizer)
     with interpreter.replaced_language(TritonSemantic(builder)), np.errstate(all="ignore"):
@@ -68,7 +68,7 @@ def _run(
         raise
 
 
-def _bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+def bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The kernel's arguments by name, and the options of the launch, which the target's back end checks."""
     names = {p.name for p in kernel.params}
     bound = kernel.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
@@ -81,7 +81,8 @@ def _bind(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwar
     return bound.arguments, options
 
 
-def _grid(kernel: Any, grid: Any) -> tuple[int, int, int]:
+def grid_of(kernel: Any, grid: Any) -> tuple[int, int, int]:
+    """The grid of a launch in three dimensions. Raises SimulationError where a device would refuse it."""
     try:
         sizes = tuple(operator.index(size) for size in grid)
     except TypeError:

@@ -4,14 +4,10 @@ GPU would hide."""
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .interpreter import session
-
-# A notice about the default of compiled code, which would greet everyone who interprets a kernel.
-warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION is unset")
 
 
 @contextlib.contextmanager

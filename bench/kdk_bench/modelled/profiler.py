@@ -1,0 +1,137 @@
+"""libtpu's compiler and its static profiler in processes of their own: the flag that turns the profiler on is the process's, and
+some programs make it abort."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, Any
+
+LIMIT = 120.0  # seconds for one program; the estimate's cost grows with the cycles that it simulates
+
+
+@dataclass(frozen=True)
+class Program:
+    """text: the optimised HLO, empty if there is none. profile: cycles by instruction. why_not: where something lacks, why."""
+
+    text: str = ""
+    profile: dict[str, int] = field(default_factory=dict)
+    why_not: str = ""
+
+
+class _Worker:
+    """One process that compiles. Started at first use, and again after it died."""
+
+    def __init__(self, profiling: bool) -> None:
+        self.profiling = profiling
+        self.process: subprocess.Popen[bytes] | None = None
+        self.errors: IO[bytes] | None = None
+
+    def ask(self, text: str, target: str, limit: float) -> Program:
+        process = self.process or self._start()
+        assert process.stdin is not None and process.stdout is not None and self.errors is not None
+        self.errors.seek(0)
+        self.errors.truncate()
+        try:
+            pickle.dump((text, target), process.stdin)
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], limit)[0]:
+                self.stop()
+                return Program(why_not=f"no end after {limit:.0f} s")
+            answer: Program = pickle.load(process.stdout)
+            return answer
+        except (EOFError, OSError, pickle.UnpicklingError):
+            code = process.wait()
+            self.errors.seek(0)
+            said = self.errors.read().decode(errors="replace")
+            self.stop()
+            return Program(why_not=f"the compiler's process ended with {code}{_last_words(said)}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
+        command = [sys.executable, "-m", "kdk_bench.modelled.worker", *(["profile"] if self.profiling else [])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        environment["JAX_PLATFORMS"] = "cpu"
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment)
+        return self.process
+
+    def stop(self) -> None:
+        if self.process is not None:
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self.process.kill()
+            self.process.wait()
+        if self.errors is not None:
+            self.errors.close()
+        self.process = self.errors = None
+
+
+def _last_words(said: str) -> str:
+    """The line of a crash that says why."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "Check failed" in line or "F0" in line[:2] or "fatal" in line.lower()]
+    return f": {' '.join((telling or lines[-1:])[0].split())[:300]}" if lines else ""
+
+
+class Profiler:
+    """Compiles programs for chips that are not here. A context: its processes end with it."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self.limit = limit
+        self._profiling, self._plain = _Worker(True), _Worker(False)
+
+    def __enter__(self) -> Profiler:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._profiling.stop()
+        self._plain.stop()
+
+    def program(self, stablehlo: str, target: str) -> Program:
+        """A StableHLO module for a chip, with the profiler's cycles; where that aborts or does not end, without, and why."""
+        found = self._profiling.ask(stablehlo, target, self.limit)
+        if found.text:
+            return found
+        plain = self._plain.ask(stablehlo, target, self.limit)
+        if not plain.text:
+            return Program(why_not=plain.why_not or found.why_not)
+        return Program(plain.text, {}, f"the profiler gives no cycles: {found.why_not}")
+
+
+def serve(stdin: IO[bytes], stdout: IO[bytes], folder: str) -> None:
+    """In the worker: a program after the other, until the input ends. folder: of the profiler's files, or ""."""
+    import glob
+    import re
+
+    from kdk.backends.pallas.compile import executable, readable
+
+    while True:
+        try:
+            text, target = pickle.load(stdin)
+        except EOFError:
+            return
+        files = f"{folder}/*_static_llo_profile.textproto"
+        for file in glob.glob(files) if folder else ():
+            os.remove(file)
+        answer: Any
+        try:
+            program = executable(text, target)
+            profile = {}
+            for file in glob.glob(files) if folder else ():
+                with open(file) as opened:
+                    content = opened.read()
+                name, cycles = re.search(r'hlo_op_name: "(.*?)"', content), re.search(r"estimated_cycles: (\d+)", content)
+                if name and cycles:
+                    profile[name[1]] = int(cycles[1])
+            answer = Program(program, profile)
+        except Exception as error:
+            answer = Program(why_not=readable(error))
+        pickle.dump(answer, stdout)
+        stdout.flush()

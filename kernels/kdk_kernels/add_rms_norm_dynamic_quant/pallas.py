@@ -1,0 +1,50 @@
+"""add_rms_norm_dynamic_quant in Pallas: blocks of whole rows."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, block_rows, quantised, widest
+
+
+def _kernel(
+    eps: float, offset: float, H: int, x: Any, residual: Any, weight: Any, q: Any, scale: Any, new_residual: Any
+) -> None:
+    total = (x[...].astype(jnp.float32) + residual[...].astype(jnp.float32)).astype(x.dtype)
+    new_residual[...] = total
+    values = total.astype(jnp.float32)
+    rstd = jax.lax.rsqrt(jnp.sum(values * values, axis=-1, keepdims=True) / H + eps)
+    q[...], scale[...] = quantised(values * rstd * (weight[...].astype(jnp.float32) + offset), q.dtype)
+
+
+def forward(
+    x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float, offset: float, dtype: str, *, interpret: Any = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    H = x.shape[-1]
+    flat = x.reshape(-1, H)
+    N = flat.shape[0]
+    rows = block_rows(N, 2 * H)
+    tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
+    q, scale, new_residual = pl.pallas_call(
+        functools.partial(_kernel, eps, offset, H),
+        out_shape=(
+            jax.ShapeDtypeStruct((N, H), dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32), jax.ShapeDtypeStruct((N, H), x.dtype)
+        ),
+        grid=(pl.cdiv(N, rows),),
+        in_specs=[tile, tile, pl.BlockSpec((1, H), lambda i: (0, 0))],
+        out_specs=(tile, pl.BlockSpec((rows, 1), lambda i: (i, 0)), tile),
+        cost_estimate=pl.CostEstimate(
+            flops=8 * N * H, transcendentals=N, bytes_accessed=N * H * (3 * x.dtype.itemsize + 1) + 4 * N
+        ),
+        interpret=interpret,
+    )(flat, residual.reshape(-1, H), weight.reshape(1, H))  # fmt: skip
+    return q.reshape(x.shape), scale.reshape(x.shape[:-1]), new_residual.reshape(x.shape)
+
+
+def supports(target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, dtype: str) -> str | None:
+    """A block holds whole rows; x, residual, q and the sum stand in VMEM twice, the values twice in float32."""
+    limit = widest(target, 6 * x.itemsize + 2 + 8)
+    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
