@@ -1,4 +1,4 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk bench`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk bench`, `kdk audit`, `kdk new`, `kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -20,8 +20,10 @@ except ImportError as error:  # another package of this name goes before
 
     raise SystemExit(explain(error)) from None
 
+from kdk_bench.audit.command import audit_command
 from kdk_bench.bench_command import bench_command
 from kdk_bench.compile import compile_command
+from kdk_bench.new.command import new_command
 from kdk_bench.options import DIRECTION, DTYPE, GITHUB, JOBS, JSON, OPS, TARGET, known, load, options, progress
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
@@ -136,6 +138,10 @@ def evidence_add(file: str) -> None:
     except ValueError as error:
         raise UsageError("KDK-REPORT", f"{file} is not JSON", value=str(error)) from None
     click.echo(f"{evidence.add(report)} records from {file} are in the store")
+
+
+cli.add_command(audit_command)
+cli.add_command(new_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,198 @@
+"""Formulas that are looked for: the spellings of every registered operator, and of a catalogue of those that have none yet."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kdk.op import Op
+from kdk_bench.audit import canonical
+from kdk_bench.audit.recorder import Session
+from kdk_bench.audit.trace import Ref
+
+# A scalar argument is recognised in a trace by a value that nothing else has.
+MARKS = (0.0123456, 0.0234567, 0.0345678, 0.0456789)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A formula: its reference, its spellings with the scalar arguments with which the reference equals each, and the shapes of
+    its tensors in letters. outputs: how many results of the reference a model sees. filled: an operator computes it."""
+
+    name: str
+    reference: Callable[..., Any]
+    spellings: tuple[tuple[Callable[..., Any], Mapping[str, Any]], ...]
+    shapes: Mapping[str, str]
+    outputs: int
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    filled: bool = True
+    integers: Mapping[str, str] = field(default_factory=dict)
+    bounded: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(inspect.signature(self.reference).parameters)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A spelling as a graph. outputs: its results' values; places: value -> name of the tensor argument; marks: number -> name of
+    the scalar argument that has it."""
+
+    chain: Chain
+    spelling: str
+    scalars: Mapping[str, Any]
+    graph: canonical.Graph
+    outputs: tuple[int, ...]
+    places: Mapping[int, str]
+    marks: Mapping[float, str]
+
+
+def chains() -> list[Chain]:
+    """Of every registered operator with spellings, then of the catalogue, except what an operator has."""
+    from kdk import registry
+    from kdk_bench.audit.catalogue import CATALOGUE
+
+    found = [chain for operator in registry.OPERATORS.values() if (chain := _of(operator.op))]
+    names = {chain.name for chain in found}
+    return found + [chain for chain in CATALOGUE if chain.name not in names]
+
+
+def _of(op: Op) -> Chain | None:
+    file = f"{op.package}.patterns"
+    if not importlib.util.find_spec(file):
+        return None
+    spellings = getattr(importlib.import_module(file), "SPELLINGS", ())
+    if not spellings:
+        return None
+    cases = importlib.import_module(f"{op.package}.cases").CASES
+    sizes = {letter: _size(cases.dims, letter, at) for at, letter in enumerate(cases.dims)}
+    scalars = {name: values[0] for name, values in cases.scalars.items()}
+    bounded = tuple(letter for letter, dim in cases.dims.items() if dim.at_most)
+    return Chain(op.name, op.reference, tuple(spellings), op.shapes, len(op.outputs), sizes, scalars, bounded=bounded)
+
+
+def _size(dims: Mapping[str, Any], letter: str, at: int) -> int:
+    """A small size that the declaration allows; different letters get different ones where they may."""
+    dim = dims[letter]
+    if dim.at_most:
+        return _size(dims, dim.at_most, list(dims).index(dim.at_most))
+    multiple = dim.multiple if isinstance(dim.multiple, int) else _size(dims, dim.multiple, 0)
+    return int(multiple) * 2 * (at + 2)
+
+
+def patterns(grad: bool) -> list[Pattern]:
+    """Every spelling as a graph, traced with or without autograd, as the model was: torch takes other ways."""
+    found: list[Pattern] = []
+    for chain in chains():
+        for sized, (spelling, scalars) in itertools.product(_halved(chain), chain.spellings):
+            with torch.set_grad_enabled(grad):
+                pattern = _trace(sized, spelling, scalars)
+            if pattern is not None and not any(_equal(pattern, old) for old in found):
+                found.append(pattern)
+    return found
+
+
+def _halved(chain: Chain) -> list[Chain]:
+    """The chain, and with a letter that is at most another's at about half its size: a part of the elements is computed then."""
+    if not chain.bounded:
+        return [chain]
+    return [chain, replace(chain, sizes={k: v // 4 * 2 if k in chain.bounded else v for k, v in chain.sizes.items()})]
+
+
+def _equal(a: Pattern, b: Pattern) -> bool:
+    return a.chain.name == b.chain.name and dict(a.scalars) == dict(b.scalars) and form(a) == form(b)
+
+
+def form(pattern: Pattern) -> tuple[str, ...]:
+    """The pattern as text, one per output: equal for equal graphs."""
+
+    def text(value: int) -> str:
+        root = pattern.graph.root(value)
+        node = pattern.graph.nodes.get(root)
+        if node is None:
+            return pattern.places.get(root, "?")
+        parts = [text(c.number) if isinstance(c, Ref) else "c" for c in node.children]
+        return f"{node.op}({', '.join(sorted(parts) if node.op in canonical.COMMUTATIVE else parts)})"
+
+    return tuple(text(value) for value in pattern.outputs)
+
+
+def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any]) -> Pattern | None:
+    names = list(inspect.signature(spelling).parameters)
+    session = Session("pattern")
+    free = torch.Generator().manual_seed(0)
+    values: dict[str, Any] = {}
+    marks: dict[float, str] = {}
+    for name in names:
+        if name in chain.shapes:
+            values[name] = example(chain, name, free)
+        elif isinstance(chain.scalars.get(name), float):
+            mark = MARKS[len(marks)]
+            marks[mark], values[name] = name, mark
+        elif type(chain.scalars.get(name)) is int:
+            # No number is free to be a mark here: the catalogue gives one that nothing else has.
+            marks[float(chain.scalars[name])], values[name] = name, chain.scalars[name]
+        elif name in chain.scalars:
+            values[name] = scalars.get(name, chain.scalars[name])
+        else:
+            return None
+    tensors = [v for v in values.values() if isinstance(v, Tensor)]
+    try:
+        with session.running():
+            session.begin(tensors, keep=False)
+            places = {session.recorder.number(v): n for n, v in values.items() if isinstance(v, Tensor)}
+            result = spelling(*values.values())
+            results = result if isinstance(result, tuple) else (result,)
+            outputs = tuple(session.recorder.number(t) for t in results if isinstance(t, Tensor))
+            session.end()
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None  # a spelling that does not take the small example: nothing is looked for by it
+    graph = canonical.build(session.capture.graph)
+    return Pattern(chain, spelling.__name__, scalars, graph, outputs[: chain.outputs], places, marks)
+
+
+def example(chain: Chain, name: str, generator: torch.Generator) -> Tensor:
+    """A small random tensor for an argument, by its shape in letters."""
+    shape: list[int] = []
+    for word in chain.shapes[name].split():
+        if word.startswith("*"):
+            shape += [2, max(1, chain.sizes[word[1:]] // 2)]
+        else:
+            shape.append(chain.sizes[word.partition("|")[0]])
+    if name in chain.integers:
+        return torch.randint(0, chain.sizes[chain.integers[name]], shape, generator=generator)
+    return torch.randn(shape, generator=generator, requires_grad=torch.is_grad_enabled())
+
+
+def unify(text: str, shape: tuple[int, ...], sizes: dict[str, int]) -> dict[str, int] | None:
+    """The letters' sizes after a tensor of this shape, or None where it does not fit."""
+    words = text.split()
+    leading = words[0].startswith("*") if words else False
+    if len(shape) < len(words) - leading or (not leading and len(shape) != len(words)):
+        return None
+    result = dict(sizes)
+    tail = words[leading:]
+    split = len(shape) - len(tail)
+    pairs: Iterator[tuple[str, int]] = iter(zip(tail, shape[split:]))
+    if leading:
+        rows = 1
+        for n in shape[:split]:
+            rows *= n
+        pairs = iter([(words[0][1:], rows), *pairs])
+    for word, size in pairs:
+        letter, _, one = word.partition("|")
+        if one and size == 1:
+            continue
+        if result.setdefault(letter, size) != size:
+            return None
+    return result

@@ -1,0 +1,1 @@
+"""Dated tables of what platforms support, and the scripts that make them."""
