@@ -32,10 +32,13 @@ def _gradient(scalars: Scalars, first: Any, x: Any, weight: Any, bias: Any, targ
     z = dot(x[...], weight[...], (1, 1))
     if bias is not None:
         z += bias[...]
-    t = None
+    slope = None
     if softcap is not None:
-        t = jnp.tanh(z / softcap)
-        z = t * softcap
+        z = z / softcap
+        # 1 - tanh(z)^2, which would take over the error of a hardware's tanh, and lose all digits where that is nearly 1.
+        e = jnp.exp(-2 * jnp.abs(z))
+        slope = 4 * e / ((1 + e) * (1 + e))
+        z = jnp.tanh(z) * softcap
     column = jax.lax.broadcasted_iota(jnp.int32, z.shape, 1) + first
     d = jnp.exp(jnp.minimum(z - lse[...], 0.0))
     if z_loss:
@@ -43,8 +46,8 @@ def _gradient(scalars: Scalars, first: Any, x: Any, weight: Any, bias: Any, targ
     d -= jnp.where(column == target[...], 1 - label_smoothing, 0.0)
     if label_smoothing:
         d -= label_smoothing / V
-    if t is not None:
-        d *= 1 - t * t
+    if slope is not None:
+        d *= slope
     kept = target[...] != ignore_index
     if V % weight.shape[0]:
         kept &= column < V

@@ -77,9 +77,7 @@ def total_softmax(x, top, dst):
     rows = x.shape[0]
     nisa.tensor_reduce(dst=top, op=nl.maximum, data=x, axis=1, negate=True)
     total, inverse = tile_of(rows, 1), tile_of(rows, 1)
-    nisa.activation(
-        dst=dst, op=nl.exp, data=x, bias=top, reduce_op=nl.add, reduce_res=total, reduce_cmd=nisa.reduce_cmd.reset_reduce
-    )
+    nisa.activation(dst=dst, op=nl.exp, data=x, bias=top, reduce_op=nl.add, reduce_res=total, reduce_cmd=nisa.reduce_cmd.reset_reduce)
     nisa.reciprocal(dst=inverse, data=total)
     return inverse
 
@@ -105,9 +103,7 @@ def within_best_groups(key, scores, E, groups, top_groups):
     nisa.iota(dst=number, pattern=[[1, groups]])
     nisa.memset(dst=chosen, value=0)
     for j in range(top_groups):
-        nisa.scalar_tensor_tensor(
-            dst=chosen, data=number, op0=nl.equal, operand0=place[:, j : j + 1], op1=nl.maximum, operand1=chosen
-        )
+        nisa.scalar_tensor_tensor(dst=chosen, data=number, op0=nl.equal, operand0=place[:, j : j + 1], op1=nl.maximum, operand1=chosen)
     inside = tile_of(rows, key.shape[1], nl.uint8)
     nisa.memset(dst=inside, value=0)
     nisa.tensor_copy(dst=inside[:, 0:E].reshape((rows, groups, size)), src=chosen.expand_dim(2).broadcast(2, size))
@@ -182,9 +178,7 @@ def forward(
     number = groups if groups is not None and top_groups != groups else 1  # all of the groups are no limit
     more = () if bias is None else (bias.reshape(1, E),)
     flat = logits.reshape(-1, E)
-    weights, indices = run(
-        router_topk_kernel, flat, k, scoring == "softmax", number, top_groups or 1, renormalize, scale, *more
-    )
+    weights, indices = run(router_topk_kernel, flat, k, scoring == "softmax", number, top_groups or 1, renormalize, scale, *more)
     shape = (*logits.shape[:-1], k)
     return weights.reshape(shape), indices.reshape(shape)
 

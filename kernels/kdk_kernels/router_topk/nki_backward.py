@@ -8,7 +8,7 @@ import nki.language as nl
 from torch import Tensor
 
 from kdk.backends.nki.launch import run
-from kdk_kernels.router_topk.nki import EIGHT, INF, ROWS, TINY, WIDEST, load_wide, nan_first, tile_of, total_softmax
+from kdk_kernels.router_topk.nki import INF, ROWS, TINY, WIDEST, load_wide, tile_of, total_softmax
 
 
 def load(source, start, rows):
@@ -43,32 +43,23 @@ def only(x, chosen, otherwise):
     return kept
 
 
-def relative(g, x):
-    """g less the g of the largest x of the row; and that one."""
-    rows = x.shape[0]
-    clean = nan_first(x)
-    values, places, pivot = tile_of(rows, EIGHT), tile_of(rows, EIGHT, nl.uint32), tile_of(rows, 1)
-    nisa.max8(dst=values, src=clean)
-    nisa.nc_find_index8(dst=places, data=clean, vals=values)
-    nisa.nc_n_gather(dst=pivot, data=g, indices=places[:, 0:1])
-    h = tile_of(rows, g.shape[1])
-    nisa.tensor_scalar(dst=h, data=g, op0=nl.subtract, operand0=pivot)
-    return h, pivot
-
-
-def weighted_sum(a, b):
-    product, total = tile_of(a.shape[0], a.shape[1]), tile_of(a.shape[0], 1)
-    nisa.tensor_tensor(dst=product, data1=a, data2=b, op=nl.multiply)
-    nisa.tensor_reduce(dst=total, op=nl.add, data=product, axis=1)
-    return total
+def centred(g, p):
+    """g less its mean with the weights p; and the mean."""
+    rows, columns = g.shape
+    product, mean, h = tile_of(rows, columns), tile_of(rows, 1), tile_of(rows, columns)
+    nisa.tensor_tensor(dst=product, data1=p, data2=g, op=nl.multiply)
+    nisa.tensor_reduce(dst=mean, op=nl.add, data=product, axis=1)
+    nisa.tensor_scalar(dst=h, data=g, op0=nl.subtract, operand0=mean)
+    return h, mean
 
 
 def softmax_gradient(x, g):
     rows, columns = x.shape
-    p, top, h = tile_of(rows, columns), tile_of(rows, 1), relative(g, x)[0]
+    p, top = tile_of(rows, columns), tile_of(rows, 1)
     inverse = total_softmax(x, top, p)
     nisa.tensor_scalar(dst=p, data=p, op0=nl.multiply, operand0=inverse)
-    nisa.scalar_tensor_tensor(dst=h, data=h, op0=nl.subtract, operand0=weighted_sum(p, h), op1=nl.multiply, operand1=p)
+    h = centred(centred(g, p)[0], p)[0]  # twice: the reference says why
+    nisa.tensor_tensor(dst=h, data1=h, data2=p, op=nl.multiply)
     return h
 
 
@@ -86,11 +77,10 @@ def sigmoid_gradient(x, g, chosen, renormalize):
     nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=TINY)
     nisa.reciprocal(dst=inverse, data=total)
     nisa.tensor_scalar(dst=r, data=r, op0=nl.multiply, operand0=inverse)
-    h, pivot = relative(g, only(x, chosen, -INF))
-    nisa.tensor_scalar(dst=rest, data=pivot, op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=TINY)
-    shift = tile_of(rows, 1)
-    nisa.tensor_tensor(dst=shift, data1=weighted_sum(r, h), data2=rest, op=nl.subtract)
-    nisa.scalar_tensor_tensor(dst=h, data=h, op0=nl.subtract, operand0=shift, op1=nl.multiply, operand1=r)
+    h, mean = centred(g, r)
+    h = centred(h, r)[0]
+    nisa.tensor_scalar(dst=rest, data=mean, op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=TINY)
+    nisa.scalar_tensor_tensor(dst=h, data=h, op0=nl.add, operand0=rest, op1=nl.multiply, operand1=r)
     nisa.tensor_tensor(dst=h, data1=h, data2=slope, op=nl.multiply)
     return h
 

@@ -8,19 +8,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kdk_kernels.router_topk.pallas import WIDEST, block_of, chunks, loop, nan_first
+from kdk_kernels.router_topk.pallas import WIDEST, block_of, chunks, loop
 
 
-def _relative(g: Any, x: Any, expert: Any, chosen: Any) -> tuple[Any, Any]:
-    """g less the g of the largest x among the chosen; and that one."""
-    x = jnp.where(chosen, nan_first(x), -jnp.inf)
-    largest = chosen & (x == jnp.max(x, 0, keepdims=True))
-    first = jnp.min(jnp.where(largest, expert, len(x)), 0, keepdims=True)
-    pivot = jnp.sum(jnp.where(expert == first, g, 0.0), 0, keepdims=True)
-    return jnp.where(chosen, g - pivot, 0.0), pivot
-
-
-def _gradient(x: Any, g: Any, chosen: Any, expert: Any, scoring: str, renormalize: bool) -> Any:
+def _gradient(x: Any, g: Any, chosen: Any, scoring: str, renormalize: bool) -> Any:
     """From columns of logits, gradients of the weights (0 where not chosen) and which were chosen."""
     if scoring == "softmax":
         shared = chosen if renormalize else jnp.ones_like(chosen)
@@ -28,15 +19,17 @@ def _gradient(x: Any, g: Any, chosen: Any, expert: Any, scoring: str, renormaliz
         # The root of the exponential: where a weight would be flushed to zero, its product with a gradient need not.
         root = jnp.where(shared, jnp.exp((x - top) * 0.5), 0.0)
         part = root / jnp.sum(root * root, 0, keepdims=True)
-        h, _ = _relative(g, x, expert, shared)
-        return jnp.where(shared, (h - jnp.sum(root * h * part, 0, keepdims=True)) * root * part, 0.0)
+        h = g - jnp.sum(root * g * part, 0, keepdims=True)
+        h = h - jnp.sum(root * h * part, 0, keepdims=True)  # twice: the reference says why
+        return jnp.where(shared, h * root * part, 0.0)
     s, slope = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
     if not renormalize:
         return jnp.where(chosen, s * slope * g, 0.0)
     total = jnp.sum(jnp.where(chosen, s, 0.0), 0, keepdims=True) + 1e-20
-    h, pivot = _relative(g, x, expert, chosen)
     r = jnp.where(chosen, s / total, 0.0)
-    found = r * slope * (h - jnp.sum(r * h, 0, keepdims=True) + pivot * (1e-20 / total))
+    mean = jnp.sum(r * g, 0, keepdims=True)
+    h = g - mean
+    found = r * slope * (h - jnp.sum(r * h, 0, keepdims=True) + mean * (1e-20 / total))
     return jnp.where(chosen, found, 0.0)
 
 
@@ -54,7 +47,7 @@ def _kernel(
             return jnp.where(hit, grad[pl.ds(j, 1), tokens], g), jnp.where(hit, 1.0, chosen)
 
         g, chosen = loop(k, spread, (jnp.zeros_like(x), jnp.zeros_like(x)))
-        found = _gradient(x, g, chosen > 0, expert, scoring, renormalize) * scale
+        found = _gradient(x, g, chosen > 0, scoring, renormalize) * scale
         dx[tokens, :] = found.T.astype(dx.dtype)
 
 

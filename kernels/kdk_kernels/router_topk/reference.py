@@ -66,7 +66,8 @@ def router_topk(
     NaN and infinities: a logit, a score + bias or a group's score that is NaN ranks with +inf, before all numbers; indices
     are always k different experts. A NaN or +inf among the chosen makes all softmax weights of its row NaN (without
     renormalising, any in the row does). A sigmoid of NaN is NaN, those of +inf and -inf are 1 and 0. -inf is an expert
-    that is not wanted: the last choice, with weight 0; a softmax row of nothing else is NaN.
+    that is not wanted: the last choice, with weight 0; a softmax row of nothing else is NaN. NKI kernels rank -inf (without a
+    bias a logit, else a score + bias) equal to float32's lowest number, -3.4e38: of the two the lower index comes first.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     x = logits.to(wide)
@@ -86,9 +87,7 @@ def nan_first(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), math.inf, x)
 
 
-def choose(
-    x: Tensor, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int], bias: Optional[Tensor]
-) -> Tensor:
+def choose(x: Tensor, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int], bias: Optional[Tensor]) -> Tensor:
     """The chosen experts, int64, of logits (and a bias) in the dtype to compute in."""
     key, scores = ranked(x, scoring, bias)
     order = _descending(key)
@@ -132,8 +131,8 @@ def router_topk_backward(
     that were not chosen: dlogits = scale * p * (g - sum(p * g)). The sigmoid's, with r = s / (sum(s) + 1e-20) of the chosen:
     scale * r * (1 - s) * (g - sum(r * g)); not renormalised: scale * s * (1 - s) * g.
 
-    g - sum(p * g) is all cancellation where one p is nearly 1. So g is taken relative to the g of the largest p, which
-    changes nothing but the rounding.
+    g - sum(p * g) is all cancellation where one p is nearly 1, or most g are equal. So the mean is taken off twice, which
+    changes nothing but the rounding: the second time what the first one's rounding left.
     """
     if grad_weights is None:
         return None
@@ -145,14 +144,14 @@ def router_topk_backward(
         chosen, g = x, torch.zeros_like(x).scatter(-1, at, g)
     if scoring == "softmax":
         p = torch.softmax(chosen, -1)
-        g = _relative(g, chosen)
-        found = p * (g - (p * g).sum(-1, keepdim=True))
+        found = p * _centred(_centred(g, p), p)
     else:
         s, slope = torch.sigmoid(chosen), torch.sigmoid(-chosen)  # not 1 - s, which has no digits where s is near 1
         if renormalize:
             total = s.sum(-1, keepdim=True) + TINY
-            h, r = _relative(g, chosen), s / total
-            found = r * slope * (h - (r * h).sum(-1, keepdim=True) + (g - h) * (TINY / total))
+            r = s / total
+            mean = (r * g).sum(-1, keepdim=True)
+            found = r * slope * (_centred(g - mean, r) + mean * (TINY / total))  # r sums to 1 - TINY / total
         else:
             found = s * slope * g
     if not everywhere:
@@ -160,8 +159,8 @@ def router_topk_backward(
     return (found * scale).to(logits.dtype)
 
 
-def _relative(g: Tensor, x: Tensor) -> Tensor:
-    return g - g.gather(-1, nan_first(x).argmax(-1, keepdim=True))
+def _centred(g: Tensor, p: Tensor) -> Tensor:
+    return g - (p * g).sum(-1, keepdim=True)
 
 
 def check(

@@ -11,14 +11,10 @@ from kdk_kernels.router_topk.triton import TILE, WIDEST
 
 
 @triton.jit
-def _relative(g, x, column, chosen):
-    """g less the g of the largest x among the chosen; and that one."""
-    x = tl.where(x != x, float("inf"), x)
-    x = tl.where(chosen, x, float("-inf"))
-    largest = chosen & (x == tl.max(x, axis=1, keep_dims=True))
-    first = tl.min(tl.where(largest, column, 2147483647), axis=1, keep_dims=True)
-    pivot = tl.sum(tl.where(column == first, g, 0.0), axis=1, keep_dims=True)
-    return tl.where(chosen, g - pivot, 0.0), pivot
+def _centred(g, p):
+    """g less its mean with the weights p; and the mean."""
+    mean = tl.sum(p * g, axis=1, keep_dims=True)
+    return g - mean, mean
 
 
 @triton.jit
@@ -47,17 +43,17 @@ def _backward(
         top = tl.max(tl.where(shared, logits, float("-inf")), axis=1, keep_dims=True)
         p = tl.where(shared, tl.exp(logits - top), 0.0)
         p = p / tl.sum(p, axis=1, keep_dims=True)
-        h, _ = _relative(g, logits, column, shared)
-        result = p * (h - tl.sum(p * h, axis=1, keep_dims=True))
-        result = tl.where(shared, result, 0.0)
+        h, _ = _centred(g, p)
+        h, _ = _centred(h, p)  # twice: the reference says why
+        result = tl.where(shared, p * h, 0.0)
     else:
         s, slope = 1.0 / (1.0 + tl.exp(-logits)), 1.0 / (1.0 + tl.exp(logits))
         if RENORMALIZE:
             total = tl.sum(tl.where(chosen, s, 0.0), axis=1, keep_dims=True) + 1e-20
-            h, pivot = _relative(g, logits, column, chosen)
             r = tl.where(chosen, s / total, 0.0)
-            rest = pivot * (1e-20 / total)
-            result = r * slope * (h - tl.sum(r * h, axis=1, keep_dims=True) + rest)
+            h, mean = _centred(g, r)
+            h, _ = _centred(h, r)
+            result = r * slope * (h + mean * (1e-20 / total))
         else:
             result = s * slope * g
         result = tl.where(chosen, result, 0.0)
