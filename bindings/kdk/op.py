@@ -38,6 +38,12 @@ class Op:
     neighbours), algorithmic ones keep their kernel."""
     backward: Callable[..., Any] | None = None
     """One gradient per entry of `uses`, None where `needs` does not name it."""
+    fake: Callable[..., Any] | None = None
+    """What the reference returns, without its work: shapes and dtypes from the arguments, no value read. torch.compile traces it in
+    the reference's place. Only for a reference whose Python depends on a size, as a loop over time does: traced, that fixes the
+    size, and every new one is compiled anew."""
+    fake_backward: Callable[..., Any] | None = None
+    """The same for `backward`, with None for the same gradients."""
     saved: tuple[str, ...] = ()
     """Names of the reference's trailing results, kept for backward; the same for every implementation."""
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -101,6 +107,7 @@ class Op:
                     problem = f"`uses` says that the gradient of {name!r} reads {read!r}"
                     raise self._error(problem, f"its tensors are {', '.join(tensors)}")
         self._check_signatures(known)
+        self._check_fakes()
         self._check_independent()
         self._check_kinds()
         if (self.backward is None) != (not self.uses):
@@ -124,6 +131,17 @@ class Op:
         if any(name in known for name in gradients) or any(name not in known for name in reads) or parameters[-1:] != ["needs"]:
             limit = "one gradient per output, then inputs, outputs and saved tensors by name, then `needs`"
             raise self._error(f"its backward takes ({', '.join(parameters)})", limit)
+
+    def _check_fakes(self) -> None:
+        """A fake is called in the place of its function."""
+        for what, fake, function in (("fake", self.fake, self.reference), ("fake_backward", self.fake_backward, self.backward)):
+            if fake is None:
+                continue
+            if function is None:
+                raise self._error(f"`{what}` without a `backward`", "declare both, or no fake_backward")
+            took, takes = (", ".join(inspect.signature(f).parameters) for f in (fake, function))
+            if took != takes:
+                raise self._error(f"its `{what}` takes ({took})", f"what {function.__name__} takes: ({takes})")
 
     def _check_independent(self) -> None:
         texts = {name: [t.removeprefix("*").partition("|")[0] for t in text.split()] for name, text in self.shapes.items()}
@@ -212,3 +230,8 @@ class Op:
     def function(self, direction: str) -> Callable[..., Any] | None:
         """The reference of a direction, "forward" or "backward"."""
         return self.reference if direction == "forward" else self.backward
+
+    def described(self, direction: str) -> Callable[..., Any] | None:
+        """What gives a direction's results their shapes and dtypes: the declared fake, or the reference itself."""
+        fake = self.fake if direction == "forward" else self.fake_backward
+        return fake or self.function(direction)

@@ -4,7 +4,7 @@
       kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
           autograd.differentiate        keeps what the needed gradients read, and `impl`
             kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
-          fake                          the reference on fake tensors, in the promised memory format
+          fake                          the reference (or `Op.fake`) on fake tensors, in the promised memory format
           CompositeExplicitAutograd     dispatch.body: every device, every tensor that is real
           FunctionalTensorMode          capture.open_in_graphs: the body in the graph, for compilers that know no kdk operator
 """
@@ -69,13 +69,13 @@ def register(op: Op) -> Operator:
 
 
 def _define(op: Op, direction: str) -> Any:
-    function = op.function(direction)
-    assert function is not None
+    function, described = op.function(direction), op.described(direction)
+    assert function is not None and described is not None
     name = op.name if direction == "forward" else f"{op.name}_backward"
     schema = torch.library.infer_schema(resolved(function), mutates_args=()).replace(")", ', *, str impl="")', 1)
     LIBRARY.define(f"{name}{schema}", tags=TAGS)
     LIBRARY.impl(name, body(op, direction), "CompositeExplicitAutograd")
-    same, check = as_promised(op, function), checking(op) if direction == "forward" else None
+    same, check = as_promised(op, described), checking(op) if direction == "forward" else None
 
     def fake(*args: Any, impl: str = "") -> Any:
         if check is not None:

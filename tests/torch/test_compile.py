@@ -79,13 +79,13 @@ def test_one_output_without_a_gradient() -> None:
 
 
 def test_sizes_change_without_recompiling(operator: Operator) -> None:
-    """supports() is asked below the graph, on the real tensors: it guards no dynamic size."""
+    """supports() is asked below the graph, on the real tensors: it guards no dynamic size. Nor do the fakes, of the backward too."""
     op = operator.op
     scalars = {n: v for n, v in arguments(op).items() if n not in op.tensors}
     function, counter = compiled(lambda v: operator.forward(**v, **scalars, impl="torch"))
     letter = next(iter(cases(op).dims))
     for size in (14, 18, 22, 26):  # even: "*N" keeps its two dimensions
-        values = {n: v for n, v in arguments(op, seed=size, **{letter: size}).items() if n in op.tensors}
+        values = {n: v for n, v in arguments(op, grad=True, seed=size, **{letter: size}).items() if n in op.tensors}
         expected = results(operator.forward(**values, **scalars))
         for a, b in zip(results(function(values)), expected):
             torch.testing.assert_close(a, b)

@@ -6,6 +6,8 @@ from kdk_kernels.linear_recurrence import reference
 op = Op(
     reference=reference.linear_recurrence,
     backward=reference.linear_recurrence_backward,
+    fake=reference.fake,
+    fake_backward=reference.fake_backward,
     check=reference.check,
     kind="algorithmic",
     outputs=("h",),

@@ -20,9 +20,13 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Optional[Tensor] = None, reverse
     x.movedim(dim, -2): a view, which Triton reads as it is.
 
     The state is float32 (float64 for float64) whatever the dtype, and h is rounded once, as it is written: what is carried on is not.
-    Nothing is divided, so any a goes: 0 forgets, 1 adds up, |a| > 1 grows until it overflows. Infinities and NaN are those of the
-    recurrence taken step by step. Otherwise an implementation may group the steps: h differs from the one taken step by step by
-    roundings of float32, of the largest state on the way.
+    Nothing is divided, so any a goes: 0 forgets, 1 adds up, |a| > 1 grows until it overflows. An implementation may group the
+    steps: h differs from the one taken step by step by roundings of float32, of the largest state on the way.
+
+    Infinities and NaN are those of the recurrence taken step by step, up to 256 steps. A longer sequence may be cut into parts: the
+    state passes a part as the product of its factors times the state, plus what the part makes of 0. Where
+    such a product overflows (|a| > 1, for long), the states after the part are infinite or NaN, even if step by step they would be
+    finite; where one underflows to 0, an infinite state becomes NaN after the part, and does not stay infinite. A NaN stays one.
 
     Args:
         a: (..., T, D), float32, bfloat16, float16 or float64, any strides. In 16 bits a factor near 1 is coarse (0.996 is the
@@ -64,6 +68,20 @@ def linear_recurrence_backward(
     if "h0" in needed and h0 is not None:
         dh0 = (factor[..., first, :] * g[..., first, :]).sum(-2).to(h0.dtype)
     return da, g.to(grad.dtype) if "b" in needed else None, dh0
+
+
+def fake(a: Tensor, b: Tensor, h0: Optional[Tensor] = None, reverse: bool = False) -> Tensor:
+    """The result without its loop over time: tracing that would fix T."""
+    return torch.empty_like(b)
+
+
+def fake_backward(
+    grad: Tensor, a: Tensor, h: Optional[Tensor], h0: Optional[Tensor], reverse: bool, needs: str
+) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    needed = needs.split(",")
+    da = torch.empty_like(a) if "a" in needed and h is not None else None
+    dh0 = torch.empty_like(h0) if "h0" in needed and h0 is not None else None
+    return da, torch.empty_like(grad) if "b" in needed else None, dh0
 
 
 def check(a: Tensor, b: Tensor, h0: Optional[Tensor] = None, reverse: bool = False) -> None:

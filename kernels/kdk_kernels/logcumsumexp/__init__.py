@@ -6,6 +6,7 @@ from kdk_kernels.logcumsumexp import reference
 op = Op(
     reference=reference.logcumsumexp,
     backward=reference.logcumsumexp_backward,
+    fake_backward=reference.fake_backward,
     check=reference.check,
     kind="algorithmic",
     outputs=("y",),
