@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def cases(op: Op) -> Cases:
 def small_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
     """A small size for every letter, different where the restrictions leave it."""
     return fit(dict(zip(dims, SMALL, strict=False)), dims)
+
+
+def valid_sizes(op: Op, scalars: Mapping[str, Any]) -> dict[str, int] | None:
+    """Small sizes that the operator takes together with these scalar arguments; None where it takes none of those tried."""
+    own = cases(op)
+    for tried in itertools.product(*((size, 16, 4) for size in small_sizes(own.dims).values())):
+        sizes = dict(zip(own.dims, tried))
+        sized = {name: sizes[letter] for letter, name in op.sized.items()}
+        if fit(sizes, own.dims) == sizes and (own.valid is None or own.valid(sizes, {**scalars, **sized})):
+            return sizes
+    return None
 
 
 def shape(text: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -202,9 +202,13 @@ def test_a_profiler_that_aborts_or_does_not_end(monkeypatch: pytest.MonkeyPatch)
     with Profiler(limit=0.0) as profiler:
         assert "no end after 0 s" in tpu.of_stablehlo(profiler, "", "v6e").why_not
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with Profiler() as profiler:
-        found = tpu.of_stablehlo(profiler, "", "v6e")
-    assert found.us is None and "the compiler's process ended with 1" in found.why_not
+    for first in (False, True):  # it ends before it is asked, or whenever
+        with Profiler() as profiler:
+            if first:
+                profiler._profiling._start().wait()
+                profiler._plain._start().wait()
+            found = tpu.of_stablehlo(profiler, "", "v6e")
+        assert found.us is None and "the compiler's process ended with 1" in found.why_not
 
 
 def test_a_stand_in_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:

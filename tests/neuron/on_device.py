@@ -18,6 +18,7 @@ import torch
 import torch_neuronx
 from functorch.compile import make_boxed_func
 from tests.inputs import arguments, results, total
+from tests.judging import Right
 from tests.neuron.test_front_ends import OPERATORS
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
@@ -25,12 +26,13 @@ from torch._dynamo.backends.common import aot_autograd
 import kdk.ops
 from kdk import registry
 from kdk.backends.nki import launch
+from kdk.dispatch import load_kernel
 from kdk.errors import FallbackWarning
 from kdk_bench.check import Row, run_row
 from kdk_bench.places import local_targets, place
 
-# Views, copies and allocations: what a host function may do on the device outside its kernels.
-LAYOUT = {"as_strided", "clone", "copy_", "empty", "view"}
+# What a host function may do with floating-point numbers outside its kernels, on the device: views, copies, allocations.
+LAYOUT = {"_copy_from", "as_strided", "cat", "clone", "copy_", "empty", "view"}
 
 
 def on_device(given: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +51,24 @@ def inputs(name: str, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Any
 
 def gradients(name: str, given: dict[str, Any]) -> list[Tensor]:
     return [given[n].grad.cpu() for n in registry.OPERATORS[name].op.uses]
+
+
+def run(name: str, given: dict[str, Any]) -> Any:
+    """The outputs; and the backward, where the operator has one."""
+    outputs = registry.OPERATORS[name].call(**given)
+    if registry.OPERATORS[name].op.uses:
+        total(outputs).backward()
+    return outputs
+
+
+def directions(name: str) -> list[str]:
+    return ["backward", "forward"] if registry.OPERATORS[name].op.uses else ["forward"]
+
+
+def nki_ops(name: str) -> set[str]:
+    """nki_op's names for the operator's kernels; a backward may be another operator's forward."""
+    kernels = [load_kernel(registry.OPERATORS[name].op, "nki", direction) for direction in directions(name)]
+    return {f"{k.module.__name__.split('.')[-2]}_{k.name}" for k in kernels if k is not None}
 
 
 def ran(r: kdk.record) -> list[tuple[str, str, str, str]]:
@@ -70,27 +90,25 @@ def test_eager(name: str) -> None:
     given, moved = inputs(name)
     before = {n: a.detach().cpu() for n, a in moved.items() if isinstance(a, Tensor)}
     with kdk.strict(), kdk.record() as r:
-        got = getattr(kdk.ops, name)(**moved)
-        assert all(t.device.type == "neuron" for t in results(got))
-        total(got).backward()
-    assert ran(r) == [("backward", "nki", "device", "trn2"), ("forward", "nki", "device", "trn2")]
+        got = run(name, moved)
+    assert all(t.device.type == "neuron" for t in results(got))
+    assert ran(r) == [(direction, "nki", "device", "trn2") for direction in directions(name)]
     assert {c.how for c in nki.CALLS} == {"device"}
+    Right(registry.OPERATORS[name].op, given, on_cpu(got)).check()
     with kdk.use("reference"):
-        want = getattr(kdk.ops, name)(**given)
-    total(want).backward()
-    torch.testing.assert_close(on_cpu(got), on_cpu(want))
+        run(name, given)
     torch.testing.assert_close(gradients(name, moved), gradients(name, given))
     assert all(torch.equal(a, moved[n].detach().cpu()) for n, a in before.items())
-    assert {f"{name}_forward", f"{name}_backward"} <= set(dir(torch.ops.kdk_nki))
+    assert nki_ops(name) <= set(dir(torch.ops.kdk_nki))
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_outside_the_kernels_only_layout_changes(name: str) -> None:
-    """Nothing that TorchNeuron might compute on the CPU, in silence, stands around a kernel."""
+def test_outside_the_kernels_only_indices_are_computed(name: str) -> None:
+    """What TorchNeuron might compute on the CPU, in silence: around a kernel integers are prepared, and numbers laid out."""
     _, moved = inputs(name)
-    total(getattr(kdk.ops, name)(**moved)).backward()
-    inside = {o.removeprefix("aten::").partition(".")[0] for o in torch_neuronx.INSIDE}
-    assert inside and inside <= LAYOUT, inside - LAYOUT
+    run(name, moved)
+    of_numbers = {o.removeprefix("aten::").partition(".")[0] for o, numbers in torch_neuronx.INSIDE if numbers}
+    assert of_numbers and of_numbers <= LAYOUT, of_numbers - LAYOUT
 
 
 def test_unneeded_gradients_are_neither_computed_nor_given() -> None:
@@ -117,17 +135,17 @@ def test_compiled(name: str) -> None:
     """The compiler of a graph meets nki_op's operators and no operator of kdk's, which it would not know."""
     _, moved = inputs(name)
     _, again = inputs(name)
-    want = getattr(kdk.ops, name)(**again)
-    total(want).backward()
+    want = run(name, again)
 
-    compiled, seen = graphs(lambda **given: getattr(kdk.ops, name)(**given))
+    compiled, seen = graphs(lambda **given: registry.OPERATORS[name].call(**given))
     with kdk.strict(), kdk.use("nki"), kdk.record() as r:
         got = compiled(**moved)
-        total(got).backward()
-    assert ran(r) == [("backward", "nki", "captured", "trn2"), ("forward", "nki", "captured", "trn2")]
-    assert [sum(o.startswith("kdk_nki.") for o in graph) for graph in seen] == [1, 1]
+        if registry.OPERATORS[name].op.uses:
+            total(got).backward()
+    assert ran(r) == [(direction, "nki", "captured", "trn2") for direction in directions(name)]
+    assert [sum(o.startswith("kdk_nki.") for o in graph) for graph in seen] == [1 for _ in directions(name)]
     assert not any(o.startswith("kdk.") for graph in seen for o in graph)
-    assert {c.how for c in nki.CALLS[-2:]} == {"device"}
+    assert {c.how for c in nki.CALLS[-len(seen) :]} == {"device"}
     assert all(torch.equal(a, b) for a, b in zip(on_cpu(got), on_cpu(want)))
     assert all(torch.equal(a, b) for a, b in zip(gradients(name, moved), gradients(name, again)))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.inputs import arguments, cases, floating, results, total
+from tests.judging import Right
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -310,7 +311,7 @@ def test_empty_inputs(operator: Operator) -> None:
 
 
 def test_strided_inputs(operator: Operator) -> None:
-    """Transposed views as inputs, an expanded (stride 0) gradient."""
+    """Transposed views as inputs, an expanded (stride 0) gradient. Not equal bits: a product of matrices sums in an order of its own."""
     op = operator.op
     values, views = arguments(op, grad=True), arguments(op)
     for name in op.tensors:
@@ -319,8 +320,9 @@ def test_strided_inputs(operator: Operator) -> None:
         wide[..., ::2] = t
         views[name] = (wide[..., ::2] if t.dim() < 2 else t.mT.contiguous().mT).requires_grad_(name in op.uses)
         assert not views[name].is_contiguous() or 1 in t.shape
-    for a, b in zip(results(operator.call(**views)), results(operator.call(**values))):
-        assert torch.equal(a, b) and a.is_contiguous()
+    outputs = results(operator.call(**views))
+    Right(op, values, outputs).check()
+    assert all(a.is_contiguous() for a in outputs)
     if op.backward is not None:
         for v in (values, views):
             sum(t.sum() for t in floating(operator.call(**v))).backward()

@@ -3,6 +3,7 @@ some programs make it abort."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -65,7 +66,8 @@ class _Worker:
         if self.process is not None:
             for pipe in (self.process.stdin, self.process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(OSError):  # of a process that ended before it read: there is nobody to flush to
+                        pipe.close()
             self.process.kill()
             self.process.wait()
         if self.errors is not None:

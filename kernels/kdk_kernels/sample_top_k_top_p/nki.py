@@ -137,7 +137,7 @@ def largest(tile, weights, wanted, ones, bits, all_of=None):
         float_of(candidate, least)
         for r in range(rows):
             chosen = new((PARTITIONS, C))
-            if weights is None:
+            if weights == None:  # noqa: E711 (the parser front end knows no `is`)
                 nisa.tensor_scalar_reduce(
                     dst=chosen, data=tile[:, r, :], op0=nl.greater_equal, operand0=least[:, r : r + 1],
                     reduce_op=nl.add, reduce_res=parts[:, r : r + 1],
@@ -158,7 +158,7 @@ def largest(tile, weights, wanted, ones, bits, all_of=None):
     nl.fori_loop(0, bits, step)
     lowest = new(key.shape, nl.uint32)
     nisa.memset(dst=lowest, value=0x00800000)
-    if all_of is not None:
+    if all_of != None:  # noqa: E711 (the parser front end knows no `is`)
         nisa.tensor_copy_predicated(dst=key, src=lowest, predicate=all_of)
     # GpSimd: VectorE computes integers in float32.
     nisa.tensor_tensor(dst=key, data1=key, data2=lowest, op=nl.maximum, engine=nisa.engine.gpsimd)

@@ -11,7 +11,7 @@ Followed as documented for torch_neuronx 2.14 (SDK 2.33); kdk has not run it on 
 * how a kernel takes tensors inside a tuple: pass each as an argument of its own;
 * whether a kernel that returns a tuple of one tensor gives a tuple: `run` gives one in any case.
 TorchNeuron computes what it does not support on the CPU. A kdk operator has a kernel of its own on every device and is never
-taken there; what stands around the kernels, views and copies, may be: torch_neuronx.get_fallback_ops() tells.
+taken there; what stands around the kernels, views, copies and sorted indices, may be: torch_neuronx.get_fallback_ops() tells.
 """
 
 from __future__ import annotations

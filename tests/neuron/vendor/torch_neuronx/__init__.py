@@ -11,7 +11,7 @@ import torch
 from . import device
 
 device.register()
-INSIDE: set[str] = set()  # the aten operators that ran on the device inside nki_op's operators
+INSIDE: set[tuple[str, bool]] = set()  # the aten operators inside nki_op's operators, and whether they read floating point
 
 
 def nki_op(name: str, *, mutates_args: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from kdk.backends.nki.emulator import TensorSpec
 
 LIBRARIES: list[torch.library.Library] = []
 DATA: dict[int, Tensor] = {}  # by storage: torch makes tensors of its own that share one, such as those in .grad
-OPERATORS: list[str] = []  # what ran outside kernels, in order
+OPERATORS: list[tuple[str, bool]] = []  # what ran outside kernels, in order, and whether it read floating-point numbers
 
 
 def _is_here(x: Any) -> bool:
@@ -37,16 +37,26 @@ def _wrap(x: Any) -> Any:
     return tensor
 
 
+def _tensors(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers that came as tensors of no dimension and were unpacked on the way here are tensors again."""
+    asks = [str(parameter.type) == "Tensor" for parameter in op._schema.arguments]
+    return tuple([torch.tensor(a) if asked and isinstance(a, int | float) else a for a, asked in zip(args, asks)])
+
+
 def _run_on_cpu(op: Any, *args: Any, **kwargs: Any) -> Any:
-    OPERATORS.append(op.name())
+    args = _tensors(op, args)
+    OPERATORS.append((op.name(), any(isinstance(a, Tensor) and a.is_floating_point() for a in tree_leaves(args))))
     if op is torch.ops.aten._copy_from.default:
         _unwrap(args[1]).copy_(_unwrap(args[0]))
         return args[1]
     if "device" in kwargs:
         kwargs = {**kwargs, "device": "cpu"}
     result = op(*tree_map(_unwrap, args), **tree_map(_unwrap, kwargs))
-    # out= and in-place operators return their argument
+    # out= and in-place operators return their argument; an out= without elements has been made as large as the result
     given = {id(_unwrap(x)): x for x in (*args, *kwargs.values()) if _is_here(x)}
+    for cpu in tree_leaves(result):
+        if id(cpu) in given and given[id(cpu)].shape != cpu.shape:
+            given[id(cpu)].data = _wrap(cpu)
     return tree_map(lambda x: given[id(x)] if id(x) in given else _wrap(x), result)
 
 
