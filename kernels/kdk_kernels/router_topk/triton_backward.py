@@ -72,7 +72,7 @@ def backward(
     N = flat.shape[0]
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     block = triton.next_power_of_2(E)
-    rows = max(1, TILE // block)
+    rows = max(1, TILE // 2 // block)  # half of the forward's: the gradients and the chosen stand in registers beside the logits
     _backward[(triton.cdiv(N, rows),)](
         grads, flat, at, dx, N, E, k, *grads.stride(), *flat.stride(), *at.stride(), scale,
         ROWS=rows, BLOCK=block, SOFTMAX=scoring == "softmax", RENORMALIZE=renormalize, num_warps=4,
