@@ -217,6 +217,21 @@ def test_autocast_casts_the_product_and_not_the_loss() -> None:
     torch.testing.assert_close(got, gradients(formula, rounded[0], rounded[1], target, None)[1] / 3)
 
 
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_autocast_in_a_graph(implementation: str) -> None:
+    """The reference is part of the graph there."""
+    x, weight, target, bias = problem(16, 8, 64)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return kdk.ops.linear_cross_entropy(x, weight, target, bias)
+
+    rounded = [t.bfloat16().float() for t in (x, weight, bias)]
+    with kdk.use(implementation):
+        torch.testing.assert_close(step(), formula(rounded[0], rounded[1], target, rounded[2]))
+
+
 def test_meta_tensors() -> None:
     x, weight, target = (t.to("meta") for t in problem(16, 8, 64)[:3])
     assert kdk.ops.linear_cross_entropy(x, weight, target).shape == ()
