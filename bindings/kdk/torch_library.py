@@ -2,6 +2,7 @@
 
     front door (Python)    reads the choice once, makes it a string argument of the op; inlines the reference where asked to
       kdk::op(..., *, impl="") -> (outputs..., saved...)     the only public op; `impl` is a constant in every graph
+          Autocast*                     autocast.shut_out: nothing below is cast
           autograd.differentiate        keeps what the needed gradients read, and `impl`
             kdk::op_backward(grads..., inputs?, saved?, needs, *, impl="") -> one per differentiable input, empty where not needed
           fake                          the reference (or `Op.fake`) on fake tensors, in the promised memory format
@@ -23,6 +24,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from kdk.autocast import shut_out, without_autocast
 from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.capture import open_in_graphs
 from kdk.checking import checking
@@ -84,6 +86,7 @@ def _define(op: Op, direction: str) -> Any:
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     torch_op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    shut_out(LIBRARY, torch_op)
     open_in_graphs(LIBRARY, torch_op, body(op, direction, captured=True))
     return torch_op
 
@@ -173,7 +176,8 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
             _check_traced(check, args, kwargs)
         else:
             check(*args, **kwargs)
-        result = reference(*args, **kwargs)
+        with without_autocast(args, kwargs):
+            result = reference(*args, **kwargs)
         return trim(result) if saved else result
 
     functools.update_wrapper(call, op.reference)

@@ -1,5 +1,6 @@
 """linear_cross_entropy: what is particular to it. The checks that hold for every operator run elsewhere."""
 
+import importlib
 import math
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import kdk
 import kdk.ops
+from kdk.backends import LANGUAGES
 from kdk.errors import InputError
 from kdk_kernels.linear_cross_entropy import algorithm, patterns
 from kdk_kernels.linear_cross_entropy.reference import linear_cross_entropy, linear_cross_entropy_backward
@@ -106,20 +108,28 @@ def test_transformers_models() -> None:
         assert any("kdk.ops.linear_cross_entropy" in row.reason for row in report.left)
 
 
+SMALLER = {
+    "torch": {"algorithm": {"LEAST": 1 << 14}},
+    "triton": {"triton": {"TILES": 4}, "triton_backward": {"LEAST": 1 << 16}},
+    "pallas": {"pallas": {"MOST_ROWS": 256, "MOST_COLUMNS": 128}, "pallas_backward": {"MOST_STAYING": 128, "MOST_STREAMING": 128}},
+    "nki": {"nki": {"PART": 256}, "nki_backward": {"PART": 256}},
+}
+"""Blocks and parts as small as they may be: many of them in a problem that the simulators finish soon."""
+
+
 @IMPLEMENTATIONS
 def test_many_tiles_and_parts(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows and columns than a block of any kernel, none of which they divide; all scalars at once."""
-    monkeypatch.setattr(algorithm, "LEAST", 1 << 14)
-    for file, name, value in (("triton_backward", "LEAST", 1 << 14), ("nki", "PART", 512), ("nki_backward", "PART", 512)):
-        if file.startswith(implementation):
-            kernel = pytest.importorskip(f"kdk_kernels.linear_cross_entropy.{file}") if implementation == "triton" else None
-            if kernel is None:
-                from kdk.backends import LANGUAGES
-
-                LANGUAGES[implementation].module("launch").prepare()
-                kernel = pytest.importorskip(f"kdk_kernels.linear_cross_entropy.{file}")
-            monkeypatch.setattr(kernel, name, value)
-    x, weight, target, bias = problem(531, 17, 1409)
+    if implementation in LANGUAGES:
+        launch = LANGUAGES[implementation].module("launch")
+        if launch.missing("cpu"):
+            pytest.skip(launch.missing("cpu"))
+        launch.prepare()
+    for file, values in SMALLER[implementation].items():
+        module = importlib.import_module(f"kdk_kernels.linear_cross_entropy.{file}")
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    x, weight, target, bias = problem(531, 17, 331)
     arguments = {"label_smoothing": 0.1, "softcap": 5.0, "z_loss": 1e-3, "reduction": "none"}
     with kdk.use(implementation), kdk.strict():
         got = gradients(kdk.ops.linear_cross_entropy, x, weight, target, bias, **arguments)
@@ -215,6 +225,21 @@ def test_autocast_casts_the_product_and_not_the_loss() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):  # a backward inside of it: nothing is cast any more
         (got,) = torch.autograd.grad(loss, leaf)
     torch.testing.assert_close(got, gradients(formula, rounded[0], rounded[1], target, None)[1] / 3)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_autocast_in_a_graph(implementation: str) -> None:
+    """The reference is part of the graph there."""
+    x, weight, target, bias = problem(16, 8, 64)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return kdk.ops.linear_cross_entropy(x, weight, target, bias)
+
+    rounded = [t.bfloat16().float() for t in (x, weight, bias)]
+    with kdk.use(implementation):
+        torch.testing.assert_close(step(), formula(rounded[0], rounded[1], target, rounded[2]))
 
 
 def test_meta_tensors() -> None:

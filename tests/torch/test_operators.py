@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -245,10 +247,13 @@ def test_forward_mode(differentiable: Operator, requires_grad: bool) -> None:
     torch.testing.assert_close(found, list(expected))
 
 
-def test_autocast_changes_no_dtype(operator: Operator) -> None:
+@pytest.mark.parametrize("chosen", [contextlib.nullcontext, lambda: kdk.use("reference")], ids=["operator", "inlined"])
+def test_autocast_changes_nothing(operator: Operator, chosen: Callable[[], Any]) -> None:
+    """Also where the body multiplies matrices."""
     values = arguments(operator.op, grad=operator.op.backward is not None)
-    plain = results(operator.call(**values))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with chosen():
+        plain = results(operator.call(**values))
+    with chosen(), torch.autocast("cpu", dtype=torch.bfloat16):
         for a, b in zip(results(operator.call(**values)), plain):
             assert a.dtype == b.dtype and torch.equal(a, b)
             if a.requires_grad:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kdk.rounding import as_stored
 from kdk_kernels.linear_cross_entropy.algorithm import parts
-from kdk_kernels.linear_cross_entropy.reference import as_it_is, gradient_of_logits, logits
+from kdk_kernels.linear_cross_entropy.reference import gradient_of_logits, logits
 
 
 def backward(
@@ -35,11 +35,10 @@ def backward(
         onehot = torch.arange(part.start, part.stop, device=x.device) == labels.unsqueeze(1)
         d = gradient_of_logits(z, onehot, grad.reshape(-1), labels == ignore_index, lse.reshape(-1), *scalars)
         d = as_stored(d, x.dtype)
-        with as_it_is(x):
-            if dx is not None:
-                dx.addmm_(d, weight[part].to(dtype))
-            if dweight is not None:
-                dweight[part] = d.t() @ rows
+        if dx is not None:
+            dx.addmm_(d, weight[part].to(dtype))
+        if dweight is not None:
+            dweight[part] = d.t() @ rows
         if dbias is not None:
             dbias[part] = d.sum(0)
     return None if dx is None else dx.to(x.dtype).reshape(x.shape), dweight, dbias

@@ -1,6 +1,5 @@
 """linear_cross_entropy in plain torch: the semantics every kernel is checked against."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, Optional
@@ -41,19 +40,13 @@ def linear_cross_entropy(
 def logits(x: Tensor, weight: Tensor, bias: Optional[Tensor], softcap: Optional[float]) -> Tensor:
     """(..., V) in float32, or float64."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    with as_it_is(x):
-        z = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    z = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return z if softcap is None else torch.tanh(z / softcap) * softcap
 
 
 def autocasting(x: Tensor) -> bool:
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def as_it_is(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Inside, autocast casts no product: `reduced` has cast what it would, and the rest is computed as documented."""
-    return torch.autocast(x.device.type, enabled=False) if autocasting(x) else contextlib.nullcontext()
 
 
 def loss_of(lse: Tensor, hit: Tensor, total: Optional[Tensor], V: int, ignored: Tensor, label_smoothing: float, z_loss: float) -> Tensor:
@@ -96,11 +89,10 @@ def linear_cross_entropy_backward(
     grad_x: Optional[Tensor] = None
     grad_weight: Optional[Tensor] = None
     grad_bias: Optional[Tensor] = None
-    with as_it_is(x):
-        if "x" in needed:
-            grad_x = (d @ weight.to(d.dtype)).to(x.dtype)
-        if "weight" in needed:
-            grad_weight = (rows.t() @ x.reshape(target.numel(), x.shape[-1]).to(d.dtype)).to(weight.dtype)
+    if "x" in needed:
+        grad_x = (d @ weight.to(d.dtype)).to(x.dtype)
+    if "weight" in needed:
+        grad_weight = (rows.t() @ x.reshape(target.numel(), x.shape[-1]).to(d.dtype)).to(weight.dtype)
     if "bias" in needed and bias is not None:
         grad_bias = rows.sum(0).to(bias.dtype)
     return grad_x, grad_weight, grad_bias  # type: ignore[return-value]
