@@ -106,6 +106,19 @@ def test_the_backward_is_the_derivative(T: int, reverse: bool) -> None:
     assert da is None and db is None and dh0 is not None
 
 
+def test_infinities_in_the_reference_beyond_a_part() -> None:
+    """What its docstring says of products of factors that overflow or vanish."""
+    a, b = torch.ones(1, 3 * STEPS, 4), torch.zeros(1, 3 * STEPS, 4)
+    a[..., 0] = 4.0  # step by step: 0 for ever
+    a[..., 1], b[:, 3, 1] = 0.5, math.inf  # infinite for ever
+    b[:, 3, 2] = math.inf
+    b[:, 3, 3] = math.nan
+    h = linear_recurrence(a, b)
+    same_special(h[:, :STEPS], loop(a, b)[:, :STEPS])
+    assert torch.isnan(h[:, STEPS:, [0, 3]]).all() and torch.isposinf(h[:, STEPS:, 2]).all()
+    assert torch.isposinf(h[:, STEPS : 2 * STEPS, 1]).all() and torch.isnan(h[:, 2 * STEPS :, 1]).all()
+
+
 PATTERNS = (recurrence_patterns, cumsum_patterns, logcumsumexp_patterns)
 SPELLINGS = [pytest.param(m, f, s, id=f"{m.__name__.split('.')[1]} {f.__name__}") for m in PATTERNS for f, s in m.SPELLINGS]
 

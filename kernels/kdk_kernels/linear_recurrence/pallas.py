@@ -74,23 +74,29 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
     steps = ref["b"].shape[1]
     walked = pl.program_id(2)
     block = blocks - 1 - walked if reverse else walked
-    channels = ref["b"].shape[2]
+    channels, groups = ref["b"].shape[2], steps // GROUP
+    start = ref["h0"][0].astype(jnp.float32) if "h0" in ref else jnp.zeros((1, channels), jnp.float32)
 
     @pl.when(walked == 0)
     def _() -> None:
-        given = ref["h0"][0].astype(jnp.float32) if kind == LINEAR and "h0" in ref else jnp.zeros((1, channels), jnp.float32)
-        ref["state"][...] = given
+        ref["state"][...] = start if kind == LINEAR else jnp.zeros_like(start)
         if "memory" in ref:
             ref["memory"][...] = jnp.full((1, channels), -jnp.inf if kind == LOGSUM else LARGEST, jnp.float32)
 
-    def group(g: Any, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        state, memory = carried
-        g = steps // GROUP - 1 - g if reverse else g
+    def rows_of(name: str, g: Any) -> jax.Array:
+        return ref[name][0, pl.ds(pl.multiple_of(g * GROUP, GROUP), GROUP), :].astype(jnp.float32)
+
+    beside = ref["edge"][0].astype(jnp.float32) if "h" in ref else None
+
+    def group(i: Any, carried: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """h: of this group, loaded by the one before, which needed a row of it."""
+        state, memory, *h = carried
+        g = groups - 1 - i if reverse else i
         here = pl.ds(pl.multiple_of(g * GROUP, GROUP), GROUP)
         t = jax.lax.broadcasted_iota(jnp.int32, (GROUP, channels), 0) + block * steps + g * GROUP
 
         def read(name: str, beyond: float) -> jax.Array:
-            values = ref[name][0, here, :].astype(jnp.float32)
+            values = rows_of(name, g)
             return jnp.where(t < T, values, beyond) if ragged else values
 
         def write(name: str, values: jax.Array) -> None:
@@ -115,12 +121,17 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
             states, state = _one_by_one(read("a", 1.0), read("b", 0.0), state, kind == BEFORE, reverse)
         if "out" in ref:
             write("out", states)
-        if "h" in ref:
-            write("dx", states * _state_before(ref, g, t, T, block, blocks, reverse))
-        return state, memory
+        if "h" in ref:  # the state before a step is, against time, the next row of the walk: in the next group, beside the block, h0
+            following = rows_of("h", jnp.clip(g - 1 if reverse else g + 1, 0, groups - 1))
+            near = _last(jnp.where(i == groups - 1, beside, following), not reverse)
+            before = _earlier(h[0], near, 1, not reverse)
+            write("dx", states * jnp.where(t == (0 if reverse else T - 1), start, before))
+            h = [following]
+        return state, memory, *h
 
     memory = ref["memory"][...] if "memory" in ref else ref["state"][...]
-    ref["state"][...], memory = jax.lax.fori_loop(0, steps // GROUP, group, (ref["state"][...], memory))
+    first = [rows_of("h", groups - 1 if reverse else 0)] if "h" in ref else []
+    ref["state"][...], memory, *_ = jax.lax.fori_loop(0, groups, group, (ref["state"][...], memory, *first))
     if "memory" in ref:
         ref["memory"][...] = memory
     if "dh0" in ref:
@@ -128,20 +139,6 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
         @pl.when(walked == blocks - 1)
         def _() -> None:
             ref["dh0"][0] = ref["state"][...].astype(ref["dh0"].dtype)
-
-
-def _state_before(ref: Any, g: Any, t: jax.Array, T: int, block: Any, blocks: int, reverse: bool) -> jax.Array:
-    """Of a group of h, what the state was before each step. The walk of a gradient goes against time: it is the next row."""
-    groups = ref["h"].shape[1] // GROUP
-    rows = ref["h"][0, pl.ds(pl.multiple_of(g * GROUP, GROUP), GROUP), :].astype(jnp.float32)
-    neighbour = jnp.clip(g - 1 if reverse else g + 1, 0, groups - 1)
-    inside = ref["h"][0, pl.ds(pl.multiple_of(neighbour * GROUP, GROUP), GROUP), :].astype(jnp.float32)
-    outside = ref["edge"][0].astype(jnp.float32)
-    at_edge = g == (0 if reverse else groups - 1)
-    near = jnp.where(at_edge, _last(outside, not reverse), _last(inside, not reverse))
-    before = _earlier(rows, near, 1, not reverse)
-    start = ref["h0"][0].astype(jnp.float32) if "h0" in ref else jnp.zeros_like(near)
-    return jnp.where(t == (0 if reverse else T - 1), start, before)
 
 
 def scan(

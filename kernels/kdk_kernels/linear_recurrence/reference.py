@@ -24,9 +24,9 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Optional[Tensor] = None, reverse
     steps: h differs from the one taken step by step by roundings of float32, of the largest state on the way.
 
     Infinities and NaN are those of the recurrence taken step by step, up to 256 steps. A longer sequence may be cut into parts: the
-    state passes a part as the product of its factors times the state, plus what the part makes of 0. Where
-    such a product overflows (|a| > 1, for long), the states after the part are infinite or NaN, even if step by step they would be
-    finite; where one underflows to 0, an infinite state becomes NaN after the part, and does not stay infinite. A NaN stays one.
+    state passes a part as the product of its factors times the state, plus what the part makes of 0. Where such a product overflows
+    (|a| > 1, for long), the states after the part are infinite or NaN, even if step by step they would be finite; where one
+    underflows to 0, an infinite state that enters the part leaves it as NaN, not infinite. A NaN stays one.
 
     Args:
         a: (..., T, D), float32, bfloat16, float16 or float64, any strides. In 16 bits a factor near 1 is coarse (0.996 is the
