@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.registry import OPERATORS
-from kdk_bench.check import MOVES, Expectation, Row, _moved
+from kdk_bench.expectation import MOVES, Expectation, Row, _moved
 from kdk_bench.generate import Problem, problems
 from kdk_bench.numerics import Pool
 from kdk_bench.shrinking import shrink

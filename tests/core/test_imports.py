@@ -90,6 +90,7 @@ CONTRACT = {
     "patterns.py": ("kdk.patterns.", "kdk.ops"),
     "peers.py": ("kdk.peers.",),
     "reference.py": ("kdk.rounding.",),
+    "algorithm": ("kdk.rounding.",),
     "pallas": ("kdk.backends.pallas.",),
     "nki": ("kdk.backends.nki.launch.",),
     "": ("kdk.Op", "kdk.errors.", "kdk.cases.", "kdk.compare."),
