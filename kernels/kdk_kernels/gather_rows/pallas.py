@@ -48,9 +48,11 @@ def _kernel(whole: int, group: int, index: Any, table: Any, tail: Any, out: Any,
     def begin(j: Any, carry: Any) -> Any:
         start = pl.multiple_of(index[0, 0, j] // group * group, group)
 
-        @pl.when(start < whole)
-        def _() -> None:
-            copy(table, start, j).start()
+        if whole:  # a table of fewer rows than a group has none to copy from
+
+            @pl.when(start < whole)
+            def _() -> None:
+                copy(table, start, j).start()
 
         @pl.when(start >= whole)
         def _() -> None:
