@@ -48,6 +48,7 @@ def forward(
         shift = torch.where(new == -math.inf, 0.0, new)
         sums = sums * (largest - shift).exp() + z.sub_(shift).exp_().sum(1, keepdim=True)
         largest = new
+        del z  # before the next part is multiplied
     lse = (torch.where(largest == -math.inf, 0.0, largest) + sums.log()).squeeze(1)
     loss = loss_of(lse, hit, total, V, labels == ignore_index, label_smoothing, z_loss)
     return loss.reshape(target.shape), lse.reshape(target.shape)

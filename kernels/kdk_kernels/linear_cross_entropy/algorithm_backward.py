@@ -41,4 +41,5 @@ def backward(
             dweight[part] = d.t() @ rows
         if dbias is not None:
             dbias[part] = d.sum(0)
+        del z, onehot, d  # before the next part is multiplied
     return None if dx is None else dx.to(x.dtype).reshape(x.shape), dweight, dbias
