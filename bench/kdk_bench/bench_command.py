@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kdk.errors import UsageError
+from kdk_bench.options import DIRECTION, TARGET, load, options, progress
 
 REGRESSED = 1
 
@@ -17,8 +17,8 @@ REGRESSED = 1
 @click.command("bench")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("--block", "block", metavar="MODEL", help="Blocks of a model instead: llama-3-8b, qwen3-moe, mixtral or gemma-3.")
-@click.option("--tokens", default=128, show_default=True, help="Length of the sequence that runs through a block.")
-@click.option("--direction", "directions", multiple=True, type=click.Choice(["forward", "backward"]))
+@click.option("--tokens", type=int, default=None, help="Length of a block's sequence. Default: 128 measured, 2048 modelled.")
+@options(DIRECTION, TARGET)
 @click.option("--case", default="", metavar="NAME", help="A model's shapes; all: every one. Default: the operator's first.")
 @click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Default: float32 on the CPU, bfloat16 elsewhere.")
 @click.option("--device", default="", metavar="DEVICE", help="cpu, cuda, cuda:1, tpu, neuron, xla. Default: the accelerator, else cpu.")
@@ -34,8 +34,9 @@ REGRESSED = 1
 def bench_command(
     ops: tuple[str, ...],
     block: str | None,
-    tokens: int,
+    tokens: int | None,
     directions: tuple[str, ...],
+    targets: tuple[str, ...],
     case: str,
     dtypes: tuple[str, ...],
     device: str,
@@ -52,11 +53,15 @@ def bench_command(
     """Time kdk's implementations in turns with the eager and the compiled reference, torch's own function and installed
     peers. Each is checked on the same inputs first: a wrong one is shown as wrong and not timed.
 
+    With --target, chips that are not here are modelled: kernels of TPUs beside what a user has without kdk and beside the
+    roofline, engine times of Trainium, bytes and resources of GPUs beside Inductor's kernel. A chip that is here is timed.
+
     Without OP, every operator; with --ops, those of that folder.
     """
     from kdk_bench import report
     from kdk_bench.benchmarking import baseline as comparing
     from kdk_bench.benchmarking import reporting
+    from kdk_bench.modelled import running
 
     if fail_on_regression is not None and not baseline:
         raise UsageError("KDK-BASELINE", "--fail-on-regression compares with a baseline", way_out="give --baseline FILE")
@@ -64,35 +69,89 @@ def bench_command(
     if block and ops:
         raise UsageError("KDK-BENCH", "--block and operators exclude each other", value=" ".join(ops))
     console = report.console(to_stderr=json_file == "-")
+    device, absent = _where(targets, device)
+    entries: list[Any] = []
+    rows: list[Any] = []
     if block:
-        entries = _run_blocks(block, tokens, directions, dtypes, device, seconds)
+        entries = _run_blocks(block, tokens or 128, directions, dtypes, device, seconds) if not absent or device else []
+        rows = _model_blocks(block, tokens or 2048, directions, dtypes, absent)
     else:
-        plan = _plan(ops, directions, case, dtypes, device, directory)
-        entries = _run(plan, seconds, against, json.loads(Path(prices).read_text()) if prices else {})
+        if not absent or device:
+            plan = _plan(ops, directions, case, dtypes, device, directory)
+            entries = _run(plan, seconds, against, json.loads(Path(prices).read_text()) if prices else {})
+        rows = _model(ops, directions, case, dtypes, absent, directory)
     reporting.table(entries, console)
-    found = reporting.as_json(entries)
+    running.tables(rows, console)
+    found = reporting.as_json(entries, rows)
     if json_file:
         report.write_json(found, json_file)
     if plots or html:
         from kdk_bench.benchmarking import page
 
         page.write(found["results"], plots, html)
-    code = reporting.exit_code(entries)
+    codes = [reporting.exit_code(entries)] if entries else []
+    codes += [running.exit_code(rows)] if rows else []
+    code = 1 if 1 in codes else max(codes, default=3)
     if old is not None:
         code = max(code, _compare(comparing.changes(found["results"], old), fail_on_regression, console), key=lambda c: c == REGRESSED)
     return code
+
+
+def _where(targets: tuple[str, ...], device: str) -> tuple[str, list[str]]:
+    """The device to time on, "" for the usual one, and the chips to model: those of the targets that are not here."""
+    if not targets:
+        return device, []
+    if device:
+        raise UsageError("KDK-BENCH", "--device times on a device, --target models a chip: give one", value=device)
+    from kdk_bench.places import local_targets
+    from kdk_bench.runner import targets_of
+
+    wanted, here = targets_of(targets), {**local_targets(), "cpu": "cpu"}
+    present = [here[target] for target in wanted if target in here]
+    if len(present) > 1:
+        raise UsageError("KDK-BENCH", "one device is timed in a run", value=", ".join(present), way_out="name one of them")
+    return "".join(present), [target for target in wanted if target not in here]
+
+
+def _model(
+    ops: tuple[str, ...], directions: tuple[str, ...], case: str, dtypes: tuple[str, ...], targets: list[str], directory: str | None
+) -> list[Any]:
+    """The rows of chips that are not here."""
+    if not targets:
+        return []
+    from kdk.registry import OPERATORS, require
+    from kdk_bench.modelled import running
+
+    own = load(directory)
+    require(ops)
+    plan = running.heats(ops or own or list(OPERATORS), directions or ("forward", "backward"), case, dtypes, targets)
+    if not plan:
+        raise UsageError("KDK-BENCH", "nothing to model: the filters leave no row", way_out="`kdk list` shows what there is")
+    with progress("modelling", len(plan)) as advance:
+        return running.run(plan, directory, advance)
+
+
+def _model_blocks(model: str, tokens: int, directions: tuple[str, ...], dtypes: tuple[str, ...], targets: list[str]) -> list[Any]:
+    """The rows of a model's blocks on chips that are not here."""
+    if not targets:
+        return []
+    import kdk.ops  # noqa: F401
+    from kdk_bench.modelled import blocks
+
+    plan = blocks.heats(model, tokens, directions or ("forward", "backward"), dtypes or ("bfloat16",), targets)
+    with progress("modelling", len(plan)) as advance:
+        return blocks.run(plan, advance)
 
 
 def _plan(
     ops: tuple[str, ...], directions: tuple[str, ...], case: str, dtypes: tuple[str, ...], device: str, directory: str | None
 ) -> list[tuple[Any, ...]]:
     """Every race: (operator, direction, dtype, case, device, target)."""
-    import kdk.ops  # noqa: F401
-    from kdk.registry import OPERATORS, load_directory, require
+    from kdk.registry import OPERATORS, require
     from kdk_bench.benchmarking.measuring import case_named
     from kdk_bench.places import benched
 
-    own = [operator.op.name for operator in load_directory(directory)] if directory else []
+    own = load(directory)
     require(ops)
     where, target = benched(device)
     races = []
@@ -108,17 +167,13 @@ def _plan(
 
 
 def _run(plan: list[tuple[Any, ...]], seconds: float, against: tuple[str, ...], prices: dict[str, float]) -> list[Any]:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kdk_bench.benchmarking.measuring import Race, measure
 
     entries = []
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("racing", total=len(plan))
+    with progress("racing", len(plan)) as advance:
         for race in plan:
             entries += measure(Race(*race), seconds=seconds, against=against, price=prices.get(race[-1]))
-            progress.advance(task)
+            advance()
     return entries
 
 

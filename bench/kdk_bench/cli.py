@@ -130,7 +130,7 @@ def evidence_group() -> None:
 @evidence_group.command("add")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 def evidence_add(file: str) -> None:
-    """Merge the records of a report (`kdk check`, `kdk compile --json FILE`) into the store."""
+    """Merge the records of a report (`kdk check`, `kdk compile` or `kdk bench`, with --json FILE) into the store."""
     from kdk_bench import evidence
 
     try:

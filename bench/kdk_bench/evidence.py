@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kdk.backends import LANGUAGES
 from kdk.errors import UsageError
 from kdk_bench.records import EVIDENCE
 
@@ -27,11 +28,30 @@ HOLDS = {"kdk.check/1": "passed", "kdk.compile/1": "compiled"}
 """Report -> the outcome that is evidence."""
 
 
+def from_bench(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Records of the modelled results of a `kdk.bench/1` report that are a kernel's: a line of operator, direction, implementation
+    and target counts when none of it failed, with the ratios of its worst case and dtype, and which they are.
+
+    Blocks are no operators, and a measured time is no evidence of being right: neither is taken."""
+    lines: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for result in report["results"]:
+        if result["implementation"] in LANGUAGES and result["outcome"] in ("modelled", "failed"):
+            lines.setdefault(tuple(result[name] for name in ("op", "implementation", "direction", "target")), []).append(result)
+    records = []
+    for results in lines.values():
+        if all(r["outcome"] == "modelled" for r in results):
+            worst = max(results, key=lambda r: max(r["ratios"].values()))
+            records.append({name: worst[name] for name in (*FIELDS, "ratios", "case", "dtype")})
+    return records
+
+
 def from_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Records of a `kdk.check/1` or `kdk.compile/1` report: a line of operator, direction, implementation and target counts when
+    """Records of a report. Of `kdk.check/1` and `kdk.compile/1` a line of operator, direction, implementation and target counts when
     it has no failed or unknown result, nothing that does not hold, and at least one that passed or was compiled."""
+    if report.get("schema") == "kdk.bench/1":
+        return from_bench(report)
     if report.get("schema") not in HOLDS:
-        limit = "kdk.check/1 or kdk.compile/1, as --json of `kdk check` and `kdk compile` writes them"
+        limit = "kdk.check/1, kdk.compile/1 or kdk.bench/1, as --json of `kdk check`, `kdk compile` and `kdk bench` writes them"
         raise UsageError("KDK-REPORT", "not a report that carries evidence", value=report.get("schema"), limit=limit)
     lines: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for result in report["results"]:

@@ -176,7 +176,7 @@ def test_a_kernel_and_a_jax_function() -> None:
 
     op, case = OPERATORS["rms_norm"].op, Case("small", {"N": 1024, "H": 1024})
     floor = tpu.roofline(op, "forward", case, "bfloat16", "v6e")
-    assert floor.bytes == 2 * 1024 * 1024 * 2 + 1024 * 2 + 1024 * 4
+    assert floor.bytes == 2 * 1024 * 1024 * 2 + 1024 * 2  # rstd, kept for a backward, is not the algorithm's
     assert floor.us == pytest.approx(floor.bytes / CHIPS["v6e"].bandwidth * 1e6)
     args = (meta(1024, 1024), meta(1024), 1e-5, 0.0)
     with Profiler() as profiler:

@@ -123,8 +123,11 @@ class Block:
     x: Tensor
 
 
-def build(model: str, name: str, tokens: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Block:
-    """A block with random weights. Only its own parameters take memory. Raises UsageError for a model that is not known."""
+def described(model: str, name: str, dtype: torch.dtype) -> tuple[nn.Module, int]:
+    """A block without data, and its hidden size: parameters on the meta device; the rotary table's few numbers are there.
+
+    Raises UsageError for a model that is not known.
+    """
     if model not in MODELS:
         raise UsageError("KDK-BLOCK", "unknown model", value=repr(model), limit=f"there are {', '.join(MODELS)}")
     import transformers
@@ -134,13 +137,21 @@ def build(model: str, name: str, tokens: int, dtype: torch.dtype, device: torch.
     config = config_class(num_hidden_layers=1, attn_implementation="sdpa", **sizes)
     with torch.device("meta"):
         whole = getattr(transformers, f"{family}ForCausalLM")(config)
-    module = BLOCKS[name](whole.model, whole).to(dtype)
-    rotary = type(whole.model.rotary_emb)(config).to(device)  # its tables are computed, not random, and stay in float32
+    module = BLOCKS[name](whole.model, whole).to(dtype).eval()
     if hasattr(module, "rotary"):
+        module.rotary = type(whole.model.rotary_emb)(config)  # its tables are computed, not random, and stay in float32
+    return module, config.hidden_size
+
+
+def build(model: str, name: str, tokens: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Block:
+    """A block with random weights. Only its own parameters take memory. Raises UsageError for a model that is not known."""
+    module, hidden = described(model, name, dtype)
+    rotary = getattr(module, "rotary", None)
+    if rotary is not None:
         module.rotary = nn.Identity()
     module.to_empty(device=device)
-    if hasattr(module, "rotary"):
-        module.rotary = rotary
+    if rotary is not None:
+        module.rotary = rotary.to(device)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         for p in module.parameters():
@@ -148,8 +159,8 @@ def build(model: str, name: str, tokens: int, dtype: torch.dtype, device: torch.
                 p.normal_(1.0, 0.1)
             else:
                 p.normal_(0.0, p.shape[-1] ** -0.5)
-        x = torch.randn((1, tokens, config.hidden_size)).to(dtype).to(device)
-    return Block(model, name, module.eval(), x)
+        x = torch.randn((1, tokens, hidden)).to(dtype).to(device)
+    return Block(model, name, module, x)
 
 
 def _patched(module: nn.Module) -> nn.Module:

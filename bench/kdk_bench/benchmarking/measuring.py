@@ -25,6 +25,7 @@ from kdk_bench.check import Expectation, Row
 from kdk_bench.declared_cases import cases_of
 from kdk_bench.drawing import draw
 from kdk_bench.generate import Problem, fit, model_problem
+from kdk_bench.work import least_bytes, least_flops
 
 functorch_config.donated_buffer = False  # else a compiled backward refuses to run twice
 
@@ -68,7 +69,7 @@ def cut(op: Op, case: Case, device: torch.device) -> dict[str, int]:
     """The case's sizes, its first letter (tokens) halved until the case can be checked in time."""
     cases, sizes = cases_of(op), dict(case.sizes)
     first, limit = next(iter(cases.dims)), CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
-    while sizes[first] > 1 and (_elements(op, sizes) > limit or (_flops(op, "forward", sizes) or 0) > MOST_FLOPS):
+    while sizes[first] > 1 and (_elements(op, sizes) > limit or (least_flops(op, "forward", sizes) or 0) > MOST_FLOPS):
         sizes = fit({**sizes, first: max(1, sizes[first] // 2)}, cases.dims)
     return sizes
 
@@ -76,10 +77,6 @@ def cut(op: Op, case: Case, device: torch.device) -> dict[str, int]:
 def _elements(op: Op, sizes: Mapping[str, int]) -> int:
     tokens = (text.replace("*", "").replace("|1", "").split() for text in op.shapes.values())
     return max(math.prod(int(t) if t.isdigit() else sizes[t] for t in text) for text in tokens)
-
-
-def _flops(op: Op, direction: str, sizes: Mapping[str, int]) -> int | None:
-    return op.flops[direction](**sizes) if direction in op.flops else None
 
 
 def case_named(name: str, case: str) -> list[Case]:
@@ -139,16 +136,10 @@ class Race:
         return reason
 
     def work(self) -> tuple[int, int | None]:
-        """(bytes, floating-point operations): every tensor that the direction reads or writes, once."""
-        tensors = [a for a in self.expected.call.args if isinstance(a, Tensor)]
-        results = self.expected.reference if self.grads is not None else self.expected.reference[: len(self.op.outputs)]
-        unique = sum(_bytes(t) for t in (*tensors, *(r for r in results if r is not None)))
-        return unique, _flops(self.op, self.heat.direction, self.heat.sizes)
-
-
-def _bytes(t: Tensor) -> int:
-    """Of the elements that are there: an expanded dimension counts once."""
-    return t.itemsize * math.prod(size for size, stride in zip(t.shape, t.stride()) if stride or size == 0)
+        """(bytes, floating-point operations) of the algorithm, see `kdk_bench.work`."""
+        direction = self.heat.direction
+        unique = least_bytes(self.op, direction, self.expected.call.args, self.expected.reference)
+        return unique, least_flops(self.op, direction, self.heat.sizes)
 
 
 def measure(race: Race, *, seconds: float, against: tuple[str, ...] = (), price: float | None = None) -> list[Entry]:

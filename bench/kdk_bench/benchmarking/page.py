@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,16 @@ def render(results: Sequence[Mapping[str, Any]], pictures: Sequence[tuple[str, b
 
     loader = jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates")
     template = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined).get_template("bench.html")
-    races: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for result in results:
-        races.setdefault(tuple(result[n] for n in ("op", "direction", "case", "dtype", "target")), []).append(result)
+    races, absent = _races(r for r in results if "modelled_seconds" not in r), _races(r for r in results if "modelled_seconds" in r)
     for mine in races.values():
         mine.sort(key=lambda r: (r["seconds"].get("p50") is None, r["seconds"].get("p50")))
     images = [(name, base64.b64encode(png).decode()) for name, png in pictures]
-    return template.render(races=races, images=images, seconds=seconds, amount=amount, environment=environment(), date=today())
+    values = {"seconds": seconds, "amount": amount, "environment": environment(), "date": today()}
+    return template.render(races=races, absent=absent, images=images, **values)
+
+
+def _races(results: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    races: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for result in results:
+        races.setdefault(tuple(result[n] for n in ("op", "direction", "case", "dtype", "target")), []).append(result)
+    return races

@@ -17,8 +17,10 @@ SCHEMA = "kdk.bench/1"
 BROKEN = (WRONG, "failed")
 
 
-def as_json(entries: Iterable[Entry]) -> dict[str, Any]:
-    """The report `kdk.bench/1`: one result per contender. Seconds, bytes, bytes/s, FLOP/s; null is unknown."""
+def as_json(entries: Iterable[Entry], modelled: Iterable[Any] = ()) -> dict[str, Any]:
+    """The report `kdk.bench/1`: one result per contender. Seconds, bytes, bytes/s, FLOP/s; null is unknown.
+
+    modelled: rows of `kdk_bench.modelled`, which go in as they say of themselves."""
     results = []
     for e in entries:
         heat = e.heat
@@ -46,7 +48,7 @@ def as_json(entries: Iterable[Entry]) -> dict[str, Any]:
                 "date": today(),
             }
         )
-    return {"schema": SCHEMA, "results": results}
+    return {"schema": SCHEMA, "results": [*results, *[row.as_json() for row in modelled]]}
 
 
 COLUMNS = ("contender", "p50", "p95\np99", "ratio to eager\n95 % interval", "bandwidth\nFLOP rate", "peak memory\nfirst call")

@@ -90,7 +90,7 @@ def _key(task: Task) -> str | None:
     return sources.key(kernel, op.package, row.implementation, what)
 
 
-def _call(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], str | None]:
+def call(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], str | None]:
     """What runs, on which arguments, and the reason why it would refuse them: as the operator's body does it."""
     row = task.row
     op, language = OPERATORS[row.op].op, LANGUAGES[row.implementation]
@@ -116,7 +116,7 @@ def compile_task(task: Task) -> Result:
             return replace(result, outcome="refused", reason=f"{op.name} has no {row.implementation} kernel for its {row.direction}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            function, args, reason = _call(task)
+            function, args, reason = call(task)
             if reason:
                 return replace(result, outcome="refused", reason=reason)
             lacks = compiler.missing()
@@ -185,5 +185,5 @@ def timelines(tasks: Iterable[Task]) -> Iterator[tuple[Task, list[dict[str, Any]
     for task in tasks:
         compiler = LANGUAGES[task.row.implementation].module("compile")
         if hasattr(compiler, "timeline"):
-            function, args, _ = _call(task)
+            function, args, _ = call(task)
             yield task, compiler.timeline(function, args, task.row.target)

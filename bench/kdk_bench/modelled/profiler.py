@@ -10,11 +10,13 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any
 
-LIMIT = 120.0  # seconds for one program; the estimate's cost grows with the cycles that it simulates
+LIMIT = 120.0  # seconds of its own for one program; the estimate's cost grows with the cycles that it simulates
+STUCK = 10  # times the limit on the clock: a program that waits, or a machine that does much else
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class _Worker:
         try:
             pickle.dump((text, target), process.stdin)
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], limit)[0]:
+            if not _answers(process, process.stdout, limit):
                 self.stop()
                 return Program(why_not=f"no end after {limit:.0f} s")
             answer: Program = pickle.load(process.stdout)
@@ -73,6 +75,22 @@ class _Worker:
         if self.errors is not None:
             self.errors.close()
         self.process = self.errors = None
+
+
+def _answers(process: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> bool:
+    """Whether there is an answer before the process has computed for `limit` seconds."""
+    begun, start = _computed(process.pid), time.monotonic()
+    while not select.select([answers], [], [], min(1.0, limit))[0]:
+        if _computed(process.pid) - begun >= limit or time.monotonic() - start >= STUCK * limit:
+            return False
+    return True
+
+
+def _computed(pid: int) -> float:
+    """Seconds that a process has computed. libtpu exists for Linux alone, so does this."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _last_words(said: str) -> str:

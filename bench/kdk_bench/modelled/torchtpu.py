@@ -25,7 +25,7 @@ from kdk.backends import one_line
 from kdk.errors import UsageError
 
 BESIDE = ".venv-tpu"  # where `make test-tpu` puts it: torch would load it at every import if it lay in the environment
-LIMIT = 300.0  # seconds
+LIMIT = 600.0  # seconds
 
 
 def where() -> str | None:

@@ -24,6 +24,7 @@ from kdk_bench.modelled.hlo import cost
 from kdk_bench.modelled.pallas_program import unseen
 from kdk_bench.modelled.profiler import Profiler
 from kdk_bench.modelled.tpu_chips import CHIPS
+from kdk_bench.work import least_bytes, least_flops
 
 EVIDENCE = "modelled"
 
@@ -113,12 +114,16 @@ def of_torch(
     """
     text, why_not = torchtpu.lower(function, args, target, directory)
     if text:
-        said = ["blocks that kernels fetch again are not counted"] if "tpu_custom_call" in text else []
-        return of_stablehlo(profiler, text, target, caveats=said)
+        return of_stablehlo(profiler, text, target, caveats=of_kernels(text))
     if stand_in is None:
         return Estimate(target, None, why_not=why_not)
     found = of_jax(profiler, stand_in, args, target)
     return replace(found, stand_in=True, caveats=(f"a stand-in in jax: {why_not}", *found.caveats))
+
+
+def of_kernels(stablehlo: str) -> list[str]:
+    """What is not seen of kernels in a program that is not traced by jax."""
+    return ["blocks that kernels fetch again are not counted"] if "tpu_custom_call" in stablehlo else []
 
 
 def roofline(op: Op, direction: str, case: Case, dtype: str, target: str) -> Roofline:
@@ -129,11 +134,10 @@ def roofline(op: Op, direction: str, case: Case, dtype: str, target: str) -> Roo
     function = op.function(direction)
     assert function is not None
     results = function(*args)
-    tensors = [t for t in (*args, *(results if isinstance(results, tuple) else (results,))) if isinstance(t, Tensor)]
-    moved = sum(t.numel() * t.itemsize for t in tensors)
-    chip, flops = CHIPS[target], op.flops.get(direction)
-    itemsize = min((t.itemsize for t in tensors if t.is_floating_point()), default=2)
-    flops_us = flops(**case.sizes) / chip.peak(itemsize) * 1e6 if flops else None
+    moved = least_bytes(op, direction, args, results if isinstance(results, tuple) else (results,))
+    chip, flops = CHIPS[target], least_flops(op, direction, case.sizes)
+    itemsize = min((t.itemsize for t in args if isinstance(t, Tensor) and t.is_floating_point()), default=2)
+    flops_us = flops / chip.peak(itemsize) * 1e6 if flops else None
     return Roofline(moved, moved / chip.bandwidth * 1e6, flops_us)
 
 

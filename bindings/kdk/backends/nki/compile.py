@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kdk.backends import Compiled, one_line
 from kdk.backends.nki import emulator
+from kdk.backends.nki.emulator.cost import constants
 from kdk.backends.nki.emulator.cost.timeline import events
 from kdk.backends.nki.launch import LOCAL
 
@@ -95,6 +96,16 @@ def exceeded(found: dict[str, Any]) -> list[str]:
     if found["psum_peak_banks"] > found["psum_banks"]:
         over.append(f"{found['kernel']}: {found['psum_peak_banks']} banks of PSUM, limit {found['psum_banks']}")
     return over
+
+
+def modelled(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> list[dict[str, Any]]:
+    """The cost model's report of every kernel that is called (`emulator.cost.report`), with the HBM's bytes in a microsecond."""
+    found = []
+    for simulation in _traced(function, args, target):
+        report = simulation.report
+        bandwidth = constants.HBM_BYTES_PER_NS[report["generation"]] * 1e3 * report["cores"]
+        found.append({"kernel": getattr(simulation.kernel, "__name__", "kernel"), **report, "hbm_bytes_per_us": bandwidth})
+    return found
 
 
 def timeline(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> list[dict[str, Any]]:

@@ -80,7 +80,8 @@ class CompilingDriver(SimulatedDriver):
         return DEVICE
 
 
-def _properties(chip: Chip) -> SimpleNamespace:
+def properties(chip: Chip) -> SimpleNamespace:
+    """As torch gives them."""
     major, minor = chip.capability
     return SimpleNamespace(
         name=chip.part,
@@ -102,7 +103,7 @@ def device(target: str) -> Iterator[None]:
     """Inside, torch has one GPU, of this chip, on which nothing can be computed. For the whole process."""
     chip = CHIPS[target]
     answers: dict[str, Any] = {
-        "get_device_properties": lambda *_: _properties(chip),
+        "get_device_properties": lambda *_: properties(chip),
         "get_device_capability": lambda *_: chip.capability,
         "get_device_name": lambda *_: chip.part,
         "current_device": lambda: 0,

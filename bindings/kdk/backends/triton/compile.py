@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from kdk.backends import Compiled, one_line
 
@@ -48,9 +51,12 @@ def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str
     args: what the launcher gets. Of tensors only shapes, strides, offsets and dtypes are read, so meta tensors do.
     """
     launches: dict[str, dict[str, Any]] = {}
+    moved = 0
 
     def compile_launch(original: Any, kernel: Any, args: Any, kwargs: Any, grid: Any) -> Any:
+        nonlocal moved
         bound, _ = bind(opened, kernel, args, kwargs)
+        moved += _array_bytes(bound.values())
         sizes = grid_of(kernel, grid(dict(bound)) if callable(grid) else grid)
         with _diagnostics() as said:
             try:
@@ -74,10 +80,17 @@ def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str
     over = tuple([text for launch in found for text in exceeded(launch, target)])
     if not found:
         return Compiled(target, "failed", "nothing was launched")
-    return Compiled(target, "compiled", "", _summary(found), over)
+    return Compiled(target, "compiled", "", {**summary(found), "array_bytes": moved}, over)
 
 
-def _summary(launches: list[dict[str, Any]]) -> dict[str, Any]:
+def _array_bytes(values: Iterable[Any]) -> int:
+    """Of the arrays that a launch is given, each once; an expanded dimension counts once."""
+    arrays = [value if isinstance(value, Tensor) else getattr(value, "base", None) for value in values]  # a descriptor has a base
+    unique = {id(t): t for t in arrays if isinstance(t, Tensor)}
+    return sum(t.itemsize * math.prod(n for n, step in zip(t.shape, t.stride()) if step or not n) for t in unique.values())
+
+
+def summary(launches: list[dict[str, Any]]) -> dict[str, Any]:
     """Over the launches: the worst of what is limited, the best of what is wished for; and each launch."""
     lightest = min(launches, key=lambda launch: launch["occupancy"])
     return {

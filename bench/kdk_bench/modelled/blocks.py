@@ -1,0 +1,129 @@
+"""Blocks of a model on a TPU that is not here: without kdk, with every kernel of kdk's, and as torch.compile leaves kdk's operators."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kdk.backends import TARGETS
+from kdk.dispatch import load_kernel, refusal
+from kdk.indices import Indices
+from kdk.registry import OPERATORS
+from kdk_bench.benchmarking.blocks import BLOCKS
+from kdk_bench.benchmarking.measuring import Heat
+from kdk_bench.modelled import tpu
+from kdk_bench.modelled.block_program import COMPILED, KERNELS, PLAIN, Program
+from kdk_bench.modelled.pallas import BASELINE, WITHOUT, Model, compared, entry
+from kdk_bench.modelled.rows import UNKNOWN, Reference, Row, failed
+
+MOST_FLOPS = 2e12  # of a block's matrices: what the profiler simulates in a minute or two
+NOT_TPU = "blocks are modelled on TPUs alone: for other chips there is no compiler of whole programs here"
+
+
+@functools.cache
+def _described(model: str, name: str) -> tuple[int, int]:
+    """(hidden size, elements of the matrices that a token goes through) of a block."""
+    module, hidden = Program(model, name, "forward", PLAIN).module(torch.bfloat16)
+    return hidden, sum(math.prod(p.shape) for p in module.parameters())
+
+
+def heats(model: str, tokens: int, directions: Sequence[str], dtypes: Sequence[str], targets: Sequence[str]) -> list[tuple[Heat, str]]:
+    """(heat, block) of every block; the sequence is halved until the profiler bears it."""
+    found = []
+    for name in BLOCKS:
+        hidden, elements = _described(model, name)
+        for direction in directions:
+            length = tokens
+            while length > 1 and 2 * length * elements * (1 if direction == "forward" else 3) > MOST_FLOPS:
+                length //= 2
+            sizes = {"tokens": length, "hidden": hidden}
+            for dtype in dtypes:
+                for target in targets:
+                    found.append((Heat(f"{model}: {name}", direction, dtype, target, model, sizes, length != tokens), name))
+    return found
+
+
+def run(plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda: None) -> list[Row]:
+    """The rows of every block."""
+    rows: list[Row] = []
+    with Model(None) as model:
+        for heat, name in plan:
+            if TARGETS[heat.target] != "pallas":
+                rows.append(Row(heat, PLAIN, "", UNKNOWN, NOT_TPU))
+            else:
+                rows += _rows(model, heat, name)
+            progress()
+    return rows
+
+
+def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
+    found = []
+    for variant in (PLAIN, KERNELS, COMPILED):
+        program = Program(heat.case, name, heat.direction, variant)
+        try:
+            args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
+            key = (program, heat.sizes["tokens"], heat.dtype, heat.target if variant == KERNELS else "")
+            estimate = model.torch(key, program, args, heat.target)
+        except Exception as error:
+            found.append(failed(heat, variant, "default" if variant != PLAIN else "", error))
+            continue
+        found.append(entry(heat, variant, "default" if variant != PLAIN else "", estimate))
+    rows = compared(found, found[0])
+    loses = any(row.contender == KERNELS and (row.ratios.get(WITHOUT) or 0) > 1 for row in rows)
+    return [*rows, *_alone(model, heat, name)] if loses else rows
+
+
+class _Calls(TorchDispatchMode):
+    """Notes the calls of kdk's operators: (operator, direction, arguments)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "kdk":
+            name = func._opname
+            direction = "forward" if name in OPERATORS else "backward"
+            defaults = [a.default_value for a in func._schema.arguments if not a.kwarg_only]
+            self.found.append((name.removesuffix("_backward"), direction, (*args, *defaults[len(args) :])))
+        return func(*args, **(kwargs or {}))
+
+
+def _alone(model: Model, heat: Heat, name: str) -> list[Row]:
+    """Where a block loses by kdk's kernels: each of them by itself at the block's shapes, against its reference by itself."""
+    program = Program(heat.case, name, heat.direction, KERNELS)
+    with _Calls() as calls:
+        program(*program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype)))
+    rows = []
+    for op, direction, args in {_shape(call): call for call in calls.found}.values():
+        own = replace(heat, op=f"{op} alone", direction=direction, case=heat.op)
+        plain = entry(own, BASELINE, "", model.torch((_shape((op, direction, args)), "alone"), Reference(op, direction), args, heat.target))
+        rows += compared([entry(own, "the kernel", "", _kernel(model, op, direction, args, heat.target)), plain], plain)
+    return rows
+
+
+def _shape(call: tuple[str, str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    op, direction, args = call
+    return (op, direction, *[(tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else a for a in args])
+
+
+def _kernel(model: Model, op: str, direction: str, args: tuple[Any, ...], target: str) -> tpu.Estimate:
+    """A kernel as the operator's body would call it."""
+    from kdk.backends import LANGUAGES
+
+    declared, language = OPERATORS[op].op, LANGUAGES[TARGETS[target]]
+    language.module("launch").prepare()
+    kernel = load_kernel(declared, language.name, direction)
+    if kernel is None:
+        return tpu.Estimate(target, None, why_not=f"{op} has no {language.name} kernel for its {direction}")
+    given = Indices(declared, direction).narrowed(args)
+    reason = refusal(language, target, kernel)(given)
+    if reason:
+        return tpu.Estimate(target, None, why_not=reason)
+    return tpu.of_jax(model.profiler, kernel.function, kernel.arguments(*given), target)
