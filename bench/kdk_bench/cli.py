@@ -19,6 +19,9 @@ except ImportError as error:  # another package of this name goes before
     from kdk_bench.identity import explain
 
     raise SystemExit(explain(error)) from None
+except ValueError as error:  # kdk's UsageError: KDK_USE or KDK_STRICT, which are read by the import
+    print(f"kdk: {error} (from the environment: KDK_USE or KDK_STRICT)", file=sys.stderr)
+    raise SystemExit(2) from None
 
 from kdk_bench.audit.command import audit_command
 from kdk_bench.bench_command import bench_command
@@ -105,7 +108,7 @@ def check_command(
     console = report.console(to_stderr=json_file == "-")
     with progress("checking", len(rows)) as advance:
         results = runner.run(plan, jobs=jobs, progress=advance)
-    if case and not any(r.case == case for r in results):
+    if case and not any(r.case == case or r.outcome == "unknown" for r in results):  # a row that died has no case
         raise UsageError("KDK-CASE", "no case has this name", value=repr(case), way_out="leave --case out to see them all")
     report.check_table(results, console)
     if github:

@@ -11,7 +11,9 @@ import click
 
 JSON = click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON; - is standard output.")
 OPS = click.option("--ops", "directory", metavar="DIR", help="Also take the operators in a folder of your own.")
-JOBS = click.option("--jobs", type=int, default=None, metavar="N", help="Processes; 0 runs in this one. Default: one per core.")
+JOBS = click.option(
+    "--jobs", type=click.IntRange(min=0), default=None, metavar="N", help="Processes; 0 runs in this one. Default: one per core."
+)
 GITHUB = click.option("--github", is_flag=True, help="Also print GitHub annotations.")
 DIRECTION = click.option("--direction", "directions", multiple=True, type=click.Choice(["forward", "backward"]))
 TARGET = click.option(

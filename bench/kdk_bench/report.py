@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kdk.errors import UsageError
 from kdk_bench.records import environment, today
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ def write_json(report: Mapping[str, Any], destination: str) -> None:
     if destination == "-":
         print(text)
     else:
-        Path(destination).write_text(text + "\n")
+        try:
+            Path(destination).write_text(text + "\n")
+        except OSError as error:
+            limit, way_out = error.strerror or str(error), "--json - prints it"
+            raise UsageError("KDK-JSON", "the report cannot be written", value=destination, limit=limit, way_out=way_out) from None
 
 
 def exit_code(results: Sequence[Result]) -> int:
@@ -119,9 +124,7 @@ def github_lines(results: Iterable[Result]) -> list[str]:
     """One line per failed or unknown result, as GitHub's runners read them."""
     kinds = {FAILED: "error", UNKNOWN: "warning"}
     return [
-        f"::{kinds[r.outcome]} title=kdk check {r.row}::{r.case}: {r.reason}".replace("\n", "%0A")
-        for r in results
-        if r.outcome in kinds
+        f"::{kinds[r.outcome]} title=kdk check {r.row}::{r.case}: {r.reason}".replace("\n", "%0A") for r in results if r.outcome in kinds
     ]
 
 

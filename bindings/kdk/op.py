@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class Op:
                 if read not in tensors:
                     problem = f"`uses` says that the gradient of {name!r} reads {read!r}"
                     raise self._error(problem, f"its tensors are {', '.join(tensors)}")
+        self._check_letters()
         self._check_signatures(known)
         self._check_fakes()
         self._check_independent()
@@ -115,6 +117,18 @@ class Op:
         for name in self.longest:
             if name.removeprefix("grad ") not in known:
                 raise self._error(f"`longest` names {name!r}", "outputs, saved tensors, or 'grad ' and a differentiable input")
+
+    def _check_letters(self) -> None:
+        if self.kind not in typing.get_args(inspect.get_annotations(Op, eval_str=True)["kind"]):
+            raise self._error(f"`kind` is {self.kind!r}", "elementwise, row or algorithmic")
+        for name, text in self.shapes.items():
+            tokens = text.split()
+            if text.count("*") > 1 or not all(re.fullmatch(r"\*?[A-Za-z]\w*(\|1)?", token) for token in tokens):
+                raise self._error(f"`shapes` says {name!r}: {text!r}", 'letters, one of them starred at most: "*N H", "B|1 S"')
+        letters = {t.strip("*").partition("|")[0] for text in self.shapes.values() for t in text.split()} | set(self.sized)
+        for name, text in self.longest.items():
+            if not letters.issuperset(text.split()):
+                raise self._error(f"`longest` says {name!r}: {text!r}", f"the letters are {', '.join(sorted(letters))}")
 
     def _check_signatures(self, known: list[str]) -> None:
         """The reference returns what is declared; its backward takes gradients, then known names, then `needs`."""

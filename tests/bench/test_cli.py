@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,18 @@ def test_a_crashing_process_is_one_row(tmp_path: Path, capsys: pytest.CaptureFix
     assert "the process died" in " ".join(out.split()) and "passed" in out
 
 
+def test_a_row_that_died_is_no_unknown_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Result(Row("rms_norm", "forward", "triton", "sm_90", "float32"), "all", "unknown", reason="the process died")
+    monkeypatch.setattr("kdk_bench.runner.run", lambda plan, **options: [lost])
+    assert run(*ROW, "--case", "plain") == cli.UNDETERMINED
+
+
+def test_a_wrong_environment_variable_is_said_in_one_line() -> None:
+    environment = {**os.environ, "KDK_USE": "fast"}
+    done = subprocess.run([sys.executable, "-m", "kdk_bench.cli", "list"], env=environment, capture_output=True, text=True)
+    assert done.returncode == cli.USAGE and "KDK_USE" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,6 +106,8 @@ def test_a_crashing_process_is_one_row(tmp_path: Path, capsys: pytest.CaptureFix
         (["check", "rms_norm", "--dtype", "int4"], "nothing to check"),
         ([*ROW, "--case", "no such case"], "no case has this name"),
         (["check", "--ops", "no/such/folder"], "no such folder"),
+        (["check", "rms_norm", "--jobs", "-1"], "--jobs"),
+        (["list", "--json", "no/such/folder/list.json"], "No such file or directory"),
         (["check", "--nonsense"], "--nonsense"),
         (["frobnicate"], "frobnicate"),
     ],
