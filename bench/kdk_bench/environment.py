@@ -169,7 +169,7 @@ def table(found: Mapping[str, Any], console: Console) -> None:
     console.print(f"Python {found['python']} on {found['system']}")
     tools = Table(title="toolchains", title_justify="left")
     for column in ("package", "version", "state", "for"):
-        tools.add_column(column)
+        tools.add_column(column, overflow="fold")
     for t in found["toolchains"]:
         tools.add_row(t["name"], t["version"] or "", _coloured(t["state"]), escape(t["purpose"]))
     console.print(tools)
@@ -184,7 +184,7 @@ def table(found: Mapping[str, Any], console: Console) -> None:
         console.print(f"[yellow]{UNKNOWN}[/] {escape(found['undetermined'])}")
     fits = Table(title="versions that were found together", title_justify="left")
     for column in ("packages", "wanted", "verdict", "source", "date"):
-        fits.add_column(column)
+        fits.add_column(column, overflow="fold")
     for fit in found["versions"]:
         packages = ", ".join(f"{name} {number or '(no version)'}" for name, number in fit["packages"].items())
         fits.add_row(packages, fit["wants"], _coloured(fit["verdict"]), escape(fit["source"]), fit["date"])

@@ -35,10 +35,10 @@ def table(listed: Sequence[dict[str, Any]], console: Console) -> None:
     """Operator, what it does, and per implementation the directions it has; the evidence below its column."""
     names = [n for n in IMPLEMENTATIONS if any(n in e["implementations"] for e in listed)]
     shown = Table(title="kdk operators: kernels (promise) and evidence, by chip", title_justify="left")
-    shown.add_column("operator")
-    shown.add_column("what it does", max_width=44)
+    shown.add_column("operator", overflow="fold")
+    shown.add_column("what it does", max_width=44, overflow="fold")
     for name in names:
-        shown.add_column(name)
+        shown.add_column(name, overflow="fold")
     for entry in listed:
         shown.add_row(entry["name"], entry["summary"], *[_cell(entry, name) for name in names])
     console.print(shown)

@@ -89,10 +89,10 @@ def check_table(results: Sequence[Result], console: Console) -> None:
     columns = list(dict.fromkeys((r.row.implementation, r.row.target) for r in results))
     evidence = {(r.row.implementation, r.row.target): r.evidence for r in results}
     table = Table(title="kdk check: error of the worst case as a share of its limit", title_justify="left")
-    table.add_column("operator")
+    table.add_column("operator", overflow="fold")
     table.add_column("direction")
     for implementation, target in columns:
-        table.add_column(f"{implementation}\n{target}, {evidence[implementation, target]}")
+        table.add_column(f"{implementation}\n{target}, {evidence[implementation, target]}", overflow="fold")
     for op, direction in dict.fromkeys((r.row.op, r.row.direction) for r in results):
         mine = [r for r in results if (r.row.op, r.row.direction) == (op, direction)]
         cells = [_cell([r for r in mine if (r.row.implementation, r.row.target) == column]) for column in columns]

@@ -41,3 +41,8 @@ def __getattr__(name: str) -> Any:
     value = module if module.__name__ == f"kdk.{name}" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """What is imported late is there, too."""
+    return sorted({*globals(), *__all__})

@@ -146,3 +146,11 @@ def test_evidence_from_something_else_is_a_usage_error(tmp_path: Path, capsys: p
         (tmp_path / name).write_text(text)
         assert run("evidence", "add", str(tmp_path / name)) == cli.USAGE
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["list", "env"])
+def test_tables_in_ascii(command: str) -> None:
+    """On a terminal that has nothing else, and 60 columns wide, no name is cut short."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    done = subprocess.run([sys.executable, "-m", "kdk_bench.cli", command], env=environment, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and done.returncode in (cli.HOLDS, cli.DOES_NOT_HOLD), done.stderr

@@ -95,7 +95,7 @@ def _race(entries: Sequence[Entry], console: Console) -> None:
     title = f"{heat.op} {heat.direction}, {heat.case} ({sizes}{cut}), {heat.dtype}, {heat.target}: measured"
     found = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in COLUMNS:
-        found.add_column(column, justify="left" if column == "contender" else "right")
+        found.add_column(column, justify="left" if column == "contender" else "right", overflow="fold")
     timed = sorted((e for e in entries if e.outcome == MEASURED), key=lambda e: e.times["p50"] or 0.0)
     for e in timed:
         spread = e.times.get("spread")

@@ -100,9 +100,9 @@ def _table(heat: Heat, rows: Sequence[Row], module: Any) -> Table:
     evidence = rows[0].outcome
     title = _title(heat, f"{evidence}{module.summary(rows[0])}")
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("contender")
+    table.add_column("contender", overflow="fold")
     for column in module.COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     for row in sorted(rows, key=lambda r: (r.us is None, r.us)):
         table.add_row(escape(row.contender), *[escape(cell) for cell in module.cells(row)])
     return table
