@@ -10,6 +10,7 @@ from tests.inputs import floating
 from torch import Tensor
 
 from kdk.op import Op
+from kdk.rounding import storing
 from kdk_bench.discrete import Dequantised, judge_choice
 from kdk_bench.expectation import forward_results, wider
 from kdk_bench.numerics import judge
@@ -31,7 +32,9 @@ class Right:
         self.reference = self._outputs(args, None)
         names = op.choice.outputs if op.choice else ()
         self.chosen = {n: t for n, t in zip(op.outputs, self.got) if n in names} or None
-        self.oracle = self._outputs(self.wide, self.chosen)
+        self.dtype = next(a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())
+        with storing(self.dtype):
+            self.oracle = self._outputs(self.wide, self.chosen)
 
     def _outputs(self, args: tuple[Any, ...], chosen: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         return dict(zip(self.op.outputs, forward_results(self.op, args, chosen)))  # type: ignore[arg-type]
@@ -51,7 +54,8 @@ class Right:
 
     def _check_quantised(self, name: str, got: Tensor) -> None:
         how = self.op.quantised[name]
-        values, near = (how.of(dict(zip(self.op.arguments, args))) for args in (self.wide, wider(self.op, self.args, torch.float32)))
+        with storing(self.dtype):
+            values, near = (how.of(dict(zip(self.op.arguments, args))) for args in (self.wide, wider(self.op, self.args, torch.float32)))
         right = Dequantised(values, near, None, self.oracle[name], self.oracle[how.scale], LONGEST)
         verdict, _ = right.judge(got, self.got[self.op.outputs.index(how.scale)])
         assert verdict.accepted, f"{name}: {verdict.reason}"

@@ -34,7 +34,8 @@ def units(ops: tuple[str, ...] = (), directions: tuple[str, ...] = (), languages
         op = OPERATORS[name].op
         for direction in directions or ("forward", "backward"):
             for language in languages or LANGUAGES:
-                if op.function(direction) is not None and kernel_file(op, language, direction):
+                file = kernel_file(op, language, direction)  # another operator's kernels (`backward_by`) are mutated as its own
+                if op.function(direction) is not None and file and file.startswith(f"{op.package}."):
                     found.append(Unit(name, direction, language))
     return found
 
