@@ -63,7 +63,7 @@ SPELLINGS: tuple[tuple[Callable[..., Tensor], Mapping[str, Any]], ...] = (
 LEFT = (
     LeftPattern(
         r".*ForCausalLM",
-        "not linear_cross_entropy: its forward stores and returns the logits; in training call "
-        "kdk.ops.linear_cross_entropy(hidden, lm_head.weight, shifted labels) on the last hidden state",
+        # In training: kdk.ops.linear_cross_entropy(hidden, lm_head.weight, shifted labels) on the last hidden state.
+        "not linear_cross_entropy: its forward returns the logits",
     ),
 )
