@@ -51,11 +51,11 @@ def _kernel(whole: int, group: int, index: Any, table: Any, tail: Any, out: Any,
         if whole:  # a table of fewer rows than a group has none to copy from
 
             @pl.when(start < whole)
-            def _() -> None:
+            def from_table() -> None:
                 copy(table, start, j).start()
 
         @pl.when(start >= whole)
-        def _() -> None:
+        def from_tail() -> None:
             copy(tail, 0, j).start()
 
         return carry
