@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 
 run: $(READY)
 	$(BIN)/python -m kdk_bench.llama
-	$(BIN)/kdk check --quick
+	$(BIN)/kdk check --quick rms_norm add_rms_norm silu_and_mul rope
 
 test: lint
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
