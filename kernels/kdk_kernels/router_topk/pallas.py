@@ -34,7 +34,10 @@ def chunks(block: int) -> list[slice]:
 
 
 def block_of(N: int, E: int, k: int) -> int:
-    """Tokens of a block: as much code as compiles in seconds."""
+    """Tokens of a block: as much code as compiles in seconds. A loop's rows are at a place that the compiler does not know, which
+    it takes in an array of one tile's width alone."""
+    if k > UNROLLED:
+        return LANES
     return LANES * min(max(CODE // (E * min(k, UNROLLED)), 1), MOST_CHUNKS, pl.cdiv(N, LANES))
 
 

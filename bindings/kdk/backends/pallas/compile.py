@@ -49,6 +49,14 @@ def device(target: str) -> Any:
     return topologies.get_topology_desc(topology_name=TOPOLOGIES[target], platform="tpu").devices[0]
 
 
+def on_chip(target: str) -> Any:
+    """A context that tells code which asks for the chip while it is traced or lowered (pltpu.get_tpu_info) what it is for."""
+    import jax
+
+    chip = jax.sharding.AbstractDevice(device(target).device_kind, 1, "tpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip))
+
+
 def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
     """The kernel's function as a jax program for the chip (`.lower().compile()` makes an executable of it).
 
@@ -57,16 +65,13 @@ def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> 
     """
     import jax
 
-    where = device(target)
-    sharding = jax.sharding.SingleDeviceSharding(where)
+    sharding = jax.sharding.SingleDeviceSharding(device(target))
     static = tuple(i for i, a in enumerate(args) if not _is_array(a) and a is not None)
     described = [
         jax.ShapeDtypeStruct(tuple(a.shape), str(a.dtype).removeprefix("torch."), sharding=sharding) if _is_array(a) else a
         for a in args
     ]
-    # Tells code that asks for the chip while it is traced (pltpu.get_tpu_info) what it is traced for.
-    chip = jax.sharding.AbstractDevice(where.device_kind, 1, "tpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip)):
+    with on_chip(target):
         return jax.jit(function, static_argnums=static).trace(*described)
 
 
