@@ -8,7 +8,8 @@ from torch import Tensor
 from kdk.backends.nki.launch import run
 from kdk_kernels.add_rms_norm.nki import add_rows
 from kdk_kernels.rms_norm.nki import ROWS, inverse_rms, load_scale
-from kdk_kernels.rms_norm_dynamic_quant.nki import LIMITS, quantise_rows, refused_format, refused_width, row_values
+from kdk_kernels.rms_norm_dynamic_quant.nki import quantise_rows, refused_format, refused_width, row_values
+from kdk_kernels.rms_norm_dynamic_quant.reference import largest_of
 
 
 @nki.jit
@@ -35,7 +36,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     H = x.shape[-1]
     flat = x.reshape(-1, H), residual.reshape(-1, H), weight.reshape(1, H)
-    q, scale, new_residual = run(add_rms_norm_dynamic_quant_kernel, *flat, eps, offset, dtype, LIMITS[dtype])
+    q, scale, new_residual = run(add_rms_norm_dynamic_quant_kernel, *flat, eps, offset, dtype, largest_of(dtype))
     return q.reshape(x.shape), scale.reshape(x.shape[:-1]), new_residual.reshape(x.shape)
 
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, block_rows, quantised, widest
+from kdk_kernels.rms_norm.pallas import block_rows, widest
+from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, quantised
 
 
 def _kernel(
@@ -26,7 +27,7 @@ def forward(
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, 2 * H)
+    rows = block_rows(N, 2 * H, LEAST_ROWS)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
     q, scale, new_residual = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
@@ -46,5 +47,5 @@ def forward(
 
 def supports(target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, dtype: str) -> str | None:
     """A block holds whole rows; x, residual, q and the sum stand in VMEM twice, the values twice in float32."""
-    limit = widest(target, 6 * x.itemsize + 2 + 8)
+    limit = widest(target, 6 * x.itemsize + 2 + 8, LEAST_ROWS)
     return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None

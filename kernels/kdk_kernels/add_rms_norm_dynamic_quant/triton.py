@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kdk_kernels.add_rms_norm.triton import rounded_sum
 from kdk_kernels.rms_norm.triton import tile
-from kdk_kernels.rms_norm_dynamic_quant.reference import LARGEST, SMALLEST
-from kdk_kernels.rms_norm_dynamic_quant.triton import inverse_scale, largest_of, refused_format, rounded
+from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
+from kdk_kernels.rms_norm_dynamic_quant.triton import inverse_scale, refused_format, rounded, row_peak
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _forward(
         rstd = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1, keep_dims=True) / H + eps)
         w = tl.load(weight + columns * w_col, mask=columns < H, other=0.0).to(tl.float32) + offset
         y = tl.where(mask, values * rstd * w, 0.0)
-        size, inverse = inverse_scale(largest_of(y), LARGEST, SMALLEST)
+        size, inverse = inverse_scale(row_peak(y), LARGEST, SMALLEST)
         tl.store(q + rows * H + columns, rounded(y * inverse, q, INTEGER), mask=mask)
     else:  # a row for each program; the sum is added again in each pass: threads do not see what others have just written
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -46,7 +46,7 @@ def _forward(
             c = start + columns
             values = rounded_sum(x_rows + c * x_col, residual_rows + c * r_col, c < H).to(tl.float32)
             w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
-            here = largest_of(tl.where(c < H, values * rstd * w, 0.0))
+            here = row_peak(tl.where(c < H, values * rstd * w, 0.0))
             peak = tl.where((here > peak) | (here != here), here, peak)
         size, inverse = inverse_scale(peak, LARGEST, SMALLEST)
         for start in range(0, H, BLOCK):
@@ -70,7 +70,7 @@ def forward(
     _forward[(triton.cdiv(N, rows),)](
         flat, flat_residual, weight, q, scale, new_residual, N, H,
         *flat.stride(), *flat_residual.stride(), weight.stride(0), eps, offset,
-        LARGEST=LARGEST[dtype], SMALLEST=SMALLEST, INTEGER=dtype == torch.int8,
+        LARGEST=largest_of(dtype), SMALLEST=SMALLEST, INTEGER=dtype == torch.int8,
         ROWS=rows, BLOCK=block, WHOLE=block >= H, num_warps=warps,
     )  # fmt: skip
     return q, scale, new_residual

@@ -13,9 +13,9 @@ LEAST_ROWS = 16  # of a block: a bfloat16 tile's
 BLOCK_BYTES = 2 << 20  # of float32 values in a block; some five such blocks live in the 16 MiB of scoped VMEM of a v5e
 
 
-def block_rows(N: int, H: int) -> int:
+def block_rows(N: int, H: int, least: int = LEAST_ROWS) -> int:
     """Rows of a block: a multiple of the least, or all there are."""
-    rows = max(LEAST_ROWS, BLOCK_BYTES // (4 * H) // LEAST_ROWS * LEAST_ROWS)
+    rows = max(least, BLOCK_BYTES // (4 * H) // least * least)
     return N if rows >= N else min(rows, 512)
 
 
@@ -45,9 +45,9 @@ def forward(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, inter
     return y.reshape(x.shape), rstd.reshape(x.shape[:-1])
 
 
-def widest(target: str, bytes_per_element: int) -> int:
+def widest(target: str, bytes_per_element: int, least: int = LEAST_ROWS) -> int:
     """The longest row of which the least rows fit VMEM, with the rows of the weight beside them."""
-    return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (LEAST_ROWS * (bytes_per_element + 1))
+    return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (least * (bytes_per_element + 1))
 
 
 def supports(target: str, x: Any, weight: Any, eps: float, offset: float) -> str | None:

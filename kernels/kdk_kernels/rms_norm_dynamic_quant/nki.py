@@ -7,9 +7,8 @@ from torch import Tensor
 
 from kdk.backends.nki.launch import run
 from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, inverse_rms, load_scale
-from kdk_kernels.rms_norm_dynamic_quant.reference import LARGEST, SMALLEST
+from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
-LIMITS = {str(dtype).removeprefix("torch."): largest for dtype, largest in LARGEST.items()}
 NEAREST = 12582912.0  # 1.5 * 2^23: float32 numbers of this size are integers, so adding it rounds, ties to even
 
 
@@ -74,7 +73,7 @@ def rms_norm_dynamic_quant_kernel(x, weight, eps, offset, dtype, largest):
 
 def forward(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: str) -> tuple[Tensor, Tensor]:
     H = x.shape[-1]
-    q, scale = run(rms_norm_dynamic_quant_kernel, x.reshape(-1, H), weight.reshape(1, H), eps, offset, dtype, LIMITS[dtype])
+    q, scale = run(rms_norm_dynamic_quant_kernel, x.reshape(-1, H), weight.reshape(1, H), eps, offset, dtype, largest_of(dtype))
     return q.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 

@@ -7,23 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk.backends.pallas import SCOPED_VMEM
-from kdk_kernels.rms_norm.pallas import BLOCK_BYTES
+from kdk_kernels.rms_norm.pallas import block_rows, widest
+from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
-LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-SMALLEST = 2.0**-100
 LEAST_ROWS = 32  # of a block: an 8-bit tile's
-
-
-def block_rows(N: int, H: int) -> int:
-    """Rows of a block: a multiple of the least, or all there are."""
-    rows = max(LEAST_ROWS, BLOCK_BYTES // (4 * H) // LEAST_ROWS * LEAST_ROWS)
-    return N if rows >= N else min(rows, 512)
 
 
 def quantised(y: Any, dtype: Any) -> tuple[Any, Any]:
     """(q, scale) of rows in float32. The largest value is NaN where a value is: the hardware's maximum need not say so."""
-    largest = LARGEST[jnp.dtype(dtype).name]
+    largest = largest_of(jnp.dtype(dtype))
     nan = jnp.sum(jnp.where(y != y, 1.0, 0.0), axis=-1, keepdims=True) > 0
     peak = jnp.maximum(jnp.max(jnp.abs(y), axis=-1, keepdims=True), SMALLEST)
     peak = jnp.where(nan, jnp.nan, peak)
@@ -46,7 +38,7 @@ def forward(
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, H)
+    rows = block_rows(N, H, LEAST_ROWS)
     q, scale = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
         out_shape=(jax.ShapeDtypeStruct((N, H), dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32)),
@@ -61,12 +53,7 @@ def forward(
     return q.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 
-def widest(target: str, bytes_per_element: int) -> int:
-    """The longest row of which the least rows fit VMEM, with the rows of the weight beside them."""
-    return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (LEAST_ROWS * (bytes_per_element + 1))
-
-
 def supports(target: str, x: Any, weight: Any, eps: float, offset: float, dtype: str) -> str | None:
     """A block holds whole rows; x and q stand in VMEM twice, the values twice in float32."""
-    limit = widest(target, 2 * x.itemsize + 2 + 8)
+    limit = widest(target, 2 * x.itemsize + 2 + 8, LEAST_ROWS)
     return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None

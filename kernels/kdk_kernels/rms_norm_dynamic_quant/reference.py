@@ -9,7 +9,7 @@ from kdk.errors import InputError
 from kdk_kernels.rms_norm.reference import check as check_rms_norm
 from kdk_kernels.rms_norm.reference import rms_norm
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 SMALLEST = 2.0**-100  # of the largest value of a row: keeps its inverse finite in float32
 
 
@@ -47,9 +47,14 @@ def rms_norm_dynamic_quant(
     return quantise(values({"x": x, "weight": weight, "eps": eps, "offset": offset}), dtype)
 
 
+def largest_of(dtype: Any) -> float:
+    """The largest number of a format: torch's dtype, another library's, or a name."""
+    return LARGEST[str(dtype).removeprefix("torch.")]
+
+
 def quantise(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(q, scale) of the rows of y, float32 or float64."""
-    largest = LARGEST[dtype]
+    largest = largest_of(dtype)
     scale = y.abs().amax(-1).clamp_min(SMALLEST) / largest
     q = (y / scale.unsqueeze(-1)).clamp(-largest, largest)
     return (q.round().nan_to_num(0.0) if dtype == torch.int8 else q).to(dtype), scale
@@ -72,6 +77,6 @@ def check(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: tor
 
 def check_dtype(dtype: torch.dtype) -> None:
     """Raise InputError for a dtype that rows are not quantised to."""
-    if dtype not in LARGEST:
-        limit = ", ".join(map(str, LARGEST))
+    if str(dtype).removeprefix("torch.") not in LARGEST:
+        limit = ", ".join(f"torch.{name}" for name in LARGEST)
         raise InputError("QUANT-DTYPE", "dynamic quantisation: dtype", value=dtype, limit=limit, way_out="torch.int8 is everywhere")

@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kdk_kernels.rms_norm.triton import tile
-from kdk_kernels.rms_norm_dynamic_quant.reference import LARGEST, SMALLEST
+from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
 OLD = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_87")  # no conversion to float8_e4m3fn
 
 
 @triton.jit
-def largest_of(y):
+def row_peak(y):
     """max|y| of every row, NaN where there is one: tl.max passes over them."""
     nan = tl.sum((y != y).to(tl.int32), axis=1, keep_dims=True)
     return tl.where(nan > 0, float("nan"), tl.max(tl.abs(y), axis=1, keep_dims=True))
@@ -50,7 +50,7 @@ def _forward(
         rstd = 1.0 / tl.sqrt_rn(tl.sum(values * values, axis=1, keep_dims=True) / H + eps)
         w = tl.load(weight + columns * w_col, mask=columns < H, other=0.0).to(tl.float32) + offset
         y = tl.where(mask, values * rstd * w, 0.0)
-        size, inverse = inverse_scale(largest_of(y), LARGEST, SMALLEST)
+        size, inverse = inverse_scale(row_peak(y), LARGEST, SMALLEST)
         tl.store(q + rows * H + columns, rounded(y * inverse, q, INTEGER), mask=mask)
     else:  # a row for each program
         sums = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -64,7 +64,7 @@ def _forward(
             c = start + columns
             values = tl.load(x + rows * x_row + c * x_col, mask=c < H, other=0.0).to(tl.float32)
             w = tl.load(weight + c * w_col, mask=c < H, other=0.0).to(tl.float32) + offset
-            here = largest_of(tl.where(c < H, values * rstd * w, 0.0))
+            here = row_peak(tl.where(c < H, values * rstd * w, 0.0))
             peak = tl.where((here > peak) | (here != here), here, peak)
         size, inverse = inverse_scale(peak, LARGEST, SMALLEST)
         for start in range(0, H, BLOCK):
@@ -84,7 +84,7 @@ def forward(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.d
     rows, block, warps = tile(H)
     _forward[(triton.cdiv(N, rows),)](
         flat, weight, q, scale, N, H, flat.stride(0), flat.stride(1), weight.stride(0), eps, offset,
-        LARGEST=LARGEST[dtype], SMALLEST=SMALLEST, INTEGER=dtype == torch.int8,
+        LARGEST=largest_of(dtype), SMALLEST=SMALLEST, INTEGER=dtype == torch.int8,
         ROWS=rows, BLOCK=block, WHOLE=block >= H, num_warps=warps,
     )  # fmt: skip
     return q, scale
