@@ -17,7 +17,7 @@ from kdk.torch_library import Operator
 from kdk_bench.diagnose import Diagnosis, diagnose
 from kdk_bench.discrete import Dequantised, judge_choice
 from kdk_bench.drawing import Arguments, draw, scalar
-from kdk_bench.generate import Problem, longest
+from kdk_bench.generate import Problem, longest, shape
 from kdk_bench.numerics import Pool, Verdict, informative, judge, same_bits, sloppy, yardstick
 from kdk_bench.reference_quality import coarse
 
@@ -239,8 +239,20 @@ class Expectation:
             return known.quantised[name].judge(k, scale)
         return judge(k, y, o, longest=self.longest[i], spread=known.spread[i]), ""
 
+    def _misshapen(self) -> str | None:
+        """The declared shapes against what the reference returns."""
+        for name, r in zip(self.call.names, self.reference):
+            declared = shape(self.op, name.removeprefix("grad "), self.problem)
+            if r is not None and r.shape != declared and r.shape != (0,):
+                text = self.op.shapes[name.removeprefix("grad ")]
+                return f"{name}: `shapes` declares {text!r}, here {declared}; the reference returns {tuple(r.shape)}"
+        return None
+
     def sloppy(self) -> str | None:
         """Why the reference fails its own check, or None."""
+        misshapen = self._misshapen()
+        if misshapen:
+            return misshapen
         names, known = self.call.names, self.known
         if self.choice is not None and self.chosen is not None:
             with storing(self.dtype):

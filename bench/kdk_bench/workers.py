@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -39,6 +40,7 @@ class _Worker:
 
 def _serve(connection: Connection, begin: Callable[[], None], work: Callable[[Any], Any]) -> None:
     """Answers with what was raised, or None and the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the parent ends its workers
     try:
         begin()
         connection.send((None, None))

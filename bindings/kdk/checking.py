@@ -14,12 +14,16 @@ from kdk.op import Op
 
 
 class Row(NamedTuple):
-    """A tensor argument. other: a dtype that it may have beside the working one. points: integers, whatever the working dtype."""
+    """A tensor argument. other: a dtype that it may have beside the working one. points: integers, whatever the working dtype.
+
+    optional: None stands for it where it is left out.
+    """
 
     place: int
     name: str
     other: torch.dtype | None
     points: bool
+    optional: bool
 
 
 def tensor_rows(op: Op) -> tuple[Row, ...]:
@@ -28,7 +32,7 @@ def tensor_rows(op: Op) -> tuple[Row, ...]:
     rows = []
     for name in op.tensors:
         other = getattr(torch, op.mixed[name]) if name in op.mixed else None
-        rows.append(Row(names.index(name), name, other, name in op.indexes))
+        rows.append(Row(names.index(name), name, other, name in op.indexes, name in op.optional))
     return tuple(sorted(rows, key=lambda row: (row.points, row.other is not None)))
 
 
@@ -39,10 +43,12 @@ def checking(op: Op) -> Callable[..., None]:
 
     def run(*args: Any, **kwargs: Any) -> None:
         first, dtype = "", None
-        for place, name, other, points in rows:
+        for place, name, other, points, optional in rows:
             t = args[place] if place < len(args) else kwargs.get(name)
-            if t is None:
+            if t is None and optional:
                 continue
+            if not isinstance(t, Tensor):
+                raise _no_tensor(op, name, t)
             if not first:
                 first, device = name, t.device
             elif t.device != device:
@@ -60,6 +66,12 @@ def checking(op: Op) -> Callable[..., None]:
         check(*args, **kwargs)
 
     return run
+
+
+def _no_tensor(op: Op, name: str, value: Any) -> InputError:
+    way_out = f"kdk.ops.{op.name}({', '.join(list(op.arguments))})"
+    value = "None" if value is None else str(type(value))  # its repr may be long, and dynamo has none of most
+    return InputError("KDK-TYPE", f"{op.name}: {name} is no tensor", value=value, limit="a torch.Tensor", way_out=way_out)
 
 
 def _wrong_device(op: Op, name: str, t: Tensor, first: str, device: torch.device) -> InputError:

@@ -278,12 +278,14 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
     defaults = [p.default for p in parameters.values()]
     forward = direction == "forward"
     check, check_all = op.check, checking(op)
-    rows = [(row.place, row.name, row.other, row.points) for row in tensor_rows(op)] if forward else []
-    order = [row[1] for row in rows] or [name for name in parameters if name not in op.indexes]
+    rows = tensor_rows(op) if forward else ()
+    order = [row.name for row in rows] or [name for name in parameters if name not in op.indexes]
     tensor = next((list(parameters).index(name) for name in order if parameters[name].annotation is Tensor), None)
-    others = [(place, other, points) for place, _, other, points in rows if place != tensor]
+    others = [(row.place, row.other, row.points, row.optional) for row in rows if row.place != tensor]
     indices = Indices(op, direction)
     finish = None if forward else no_nones
+    promised_names = [*op.outputs, *op.saved] if forward else [f"grad {name}" for name in op.uses]
+    number = len(promised_names)
     plans: dict[tuple[str, torch.device, torch.dtype], tuple[list[Candidate], bool]] = {}
 
     def make_plan(impl: str, device: torch.device, dtype: torch.dtype, args: tuple[Any, ...]) -> tuple[list[Candidate], bool]:
@@ -302,14 +304,16 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
         if len(args) < len(defaults):  # the dispatcher drops arguments that equal their default
             args = (*args, *defaults[len(args) :])
         first = first_tensor(args) if tensor is None else args[tensor]
+        if first is None:  # torch takes None for a tensor
+            check_all(*args)
         device, dtype = first.device, first.dtype
         candidates, strict = plans.get((impl, device, dtype)) or make_plan(impl, device, dtype, args)
         if forward:
-            for i, other, points in others:
+            for i, other, points, optional in others:
                 t = args[i]
-                if t is None:
+                if t is None and optional:
                     continue
-                if t.device != device or (t.dtype not in INTEGERS if points else t.dtype != dtype and t.dtype != other):
+                if t is None or t.device != device or (t.dtype not in INTEGERS if points else t.dtype != dtype and t.dtype != other):
                     check_all(*args)
                     break
             check(*args)
@@ -330,9 +334,18 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
             candidate.refused(reason, strict)
         candidate.tally.add()
         result = candidate.function(*given)
+        if candidate.kernel and (len(result) if isinstance(result, tuple) else 1) != number:
+            raise _wrong_number(candidate, result, promised_names)
         return result if finish is None else finish(result, args)
 
     return run
+
+
+def _wrong_number(candidate: Candidate, result: Any, names: Sequence[str]) -> DeclarationError:
+    key, got = candidate.key, len(result) if isinstance(result, tuple) else 1
+    problem = f"{key.op}.{key.direction}: the number of results of {key.implementation}"
+    limit, way_out = f"{len(names)}: {', '.join(names)}", "return them in this order"
+    return DeclarationError("KDK-RESULTS", problem, value=got, limit=limit, way_out=way_out)
 
 
 def _is_empty(args: tuple[Any, ...]) -> bool:

@@ -84,7 +84,8 @@ class use:
     """Prefer an implementation: `with use("reference")` for all operators, `with use(rms_norm="triton")` for one.
 
     The implementation is a preference: where it refuses, the platform's order goes on (see `strict`). "reference" inlines
-    plain torch, differentiable to any order. Works around and inside torch.compile(fullgraph=True); holds for the thread.
+    plain torch, differentiable to any order. Works around and inside torch.compile(fullgraph=True); holds for the thread, as
+    torch.no_grad does: an asyncio task that awaits inside shows its choice to the thread's other tasks.
     Raises UsageError for a name that does not exist.
     """
 
@@ -110,7 +111,7 @@ class simulate(use):
     """
 
     def __init__(self, target: str) -> None:
-        if target not in TARGETS:
+        if not isinstance(target, str) or target not in TARGETS:
             raise UsageError("KDK-TARGET", "unknown target", value=repr(target), limit=f"there are {', '.join(TARGETS)}")
         super().__init__(f"{TARGETS[target]}@{target}")
 
@@ -159,7 +160,9 @@ def read_environment() -> None:
     Raises UsageError. The operators' names are not known yet: `kdk.ops` warns of those that are none.
     """
     for part in filter(None, os.environ.get("KDK_USE", "").split(",")):
-        name, _, value = part.rpartition("=")
+        name, equals, value = part.rpartition("=")
+        if equals and not name.strip():
+            raise UsageError("KDK-USE", "KDK_USE", value=repr(part), limit="IMPLEMENTATION or OPERATOR=IMPLEMENTATION")
         DEFAULT[name.strip() or EVERY] = _checked(value.strip(), {})[EVERY]
     flag = os.environ.get("KDK_STRICT", "0")
     if flag not in ("", "0", "1"):

@@ -181,6 +181,7 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
         return trim(result) if saved else result
 
     functools.update_wrapper(call, op.reference)
+    call.__module__ = "kdk.ops"  # where pickle finds it again
     signature = inspect.signature(op.reference)
     returned = "Tensor" if outputs == 1 else f"tuple[{', '.join(['Tensor'] * outputs)}]"
     call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
@@ -198,5 +199,6 @@ def _public(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
     functools.update_wrapper(function, public)
     function.__name__ = function.__qualname__ = op.name
+    function.__module__ = "kdk.ops"
     function.__signature__ = op.signature  # type: ignore[attr-defined]
     return function

@@ -292,6 +292,21 @@ def test_a_reference_that_accumulates_in_bfloat16_fails(name: str, direction: st
     assert any(r.outcome == "failed" and "the reference fails its own check" in r.reason for r in results), [r.reason for r in results]
 
 
+def test_a_kernel_with_another_number_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["rms_norm"].op
+    monkeypatch.setattr(kernel_module(op.package, "forward"), "forward", lambda x, *others: (x, x, x))
+    results = run_row(Row("rms_norm", "forward", "triton", "sm_90", "float32"), place("triton", "sm_90"))
+    counted = [r for r in results if "triton: got 3; 2: y, rstd" in r.reason]
+    assert counted and all(r.outcome == "failed" and "KDK-RESULTS" in r.reason for r in counted)
+
+
+def test_a_declaration_with_another_shape_than_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = OPERATORS["rms_norm"].op
+    monkeypatch.setattr(OPERATORS["rms_norm"], "op", dataclasses.replace(op, shapes={**op.shapes, "y": "*N"}))
+    results = run_row(Row("rms_norm", "forward", "reference", "cpu", "float32"), place("reference", "cpu"))
+    assert any(r.outcome == "failed" and "y: `shapes` declares '*N'" in r.reason for r in results), [r.reason for r in results]
+
+
 @pytest.mark.parametrize(("name", "direction"), DIRECTIONS)
 def test_the_faultless_kernel_passes(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same way of planting, without a fault: otherwise the faults above might fail for another reason."""

@@ -25,6 +25,13 @@ def changed(values: Values, name: str, change: Callable[[Tensor], Tensor]) -> Va
     return {**values, name: change(values[name])}
 
 
+def missing(op: Op) -> Iterator[Values]:
+    """None in place of each tensor that may not be left out: torch itself takes it for a tensor."""
+    for name in op.tensors:
+        if name not in op.optional:
+            yield {**arguments(op), name: None}
+
+
 def ranks(op: Op) -> Iterator[Values]:
     """A scalar in place of each tensor that has a dimension of its own; a dimension too many where their number is fixed."""
     for name in op.tensors:
@@ -74,7 +81,7 @@ def rotary(op: Op) -> Iterator[Values]:
         yield {**values, **{name: torch.ones(*values[name].shape[:-1], size) for name in ("cos", "sin")}}
 
 
-KINDS = {f.__name__: f for f in (ranks, sizes, devices, dtypes, scalars, rotary)}
+KINDS = {f.__name__: f for f in (missing, ranks, sizes, devices, dtypes, scalars, rotary)}
 CASES = [(name, kind) for name in OWN for kind, make in KINDS.items() if list(make(registry.OPERATORS[name].op))]
 
 
@@ -91,7 +98,7 @@ def test_every_operator_has_every_kind() -> None:
     for name in OWN:
         op = registry.OPERATORS[name].op
         expected = (
-            {"ranks", "dtypes"}
+            {"missing", "ranks", "dtypes"}
             | ({"devices"} if len(op.tensors) > 1 else set())
             | ({"sizes"} if list(sizes(op)) else set())
             | ({"scalars"} if "eps" in op.arguments else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from tests.judging import Right
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import kdk
+import kdk.ops
 from kdk.errors import GradientError
 from kdk.op import Op
 from kdk.torch_library import Operator
@@ -52,6 +53,12 @@ def test_opcheck_backward(differentiable: Operator) -> None:
     for needs in {",".join(op.uses), *op.uses}:
         args = backward_arguments(op, arguments(op), needs)
         torch.library.opcheck(differentiable.backward, tuple(args), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", dir(kdk.ops))
+def test_a_function_is_pickled_by_its_name(name: str) -> None:
+    function = getattr(kdk.ops, name)
+    assert function.__module__ == "kdk.ops" and pickle.loads(pickle.dumps(function)) is function
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -131,6 +131,7 @@ def test_strict_survives_use_and_set_default() -> None:
         (lambda: kdk.set_default("fast"), "KDK-IMPLEMENTATION"),
         (lambda: kdk.set_default(rmsnorm="reference"), "KDK-OPERATOR"),
         (lambda: kdk.simulate("h100"), "KDK-TARGET"),
+        (lambda: kdk.simulate(["v6e"]), "KDK-TARGET"),
     ],
 )
 def test_unknown_names(how: Any, code: str) -> None:
@@ -278,6 +279,7 @@ def test_environment(environment: dict[str, str], expected: str) -> None:
         ({"KDK_USE": "fast"}, "KDK-IMPLEMENTATION"),
         ({"KDK_USE": "rms_norm="}, "KDK-IMPLEMENTATION"),
         ({"KDK_USE": "reference!"}, "KDK-IMPLEMENTATION"),
+        ({"KDK_USE": "=triton"}, "KDK-USE"),
         ({"KDK_STRICT": "yes"}, "KDK-STRICT"),
     ],
 )

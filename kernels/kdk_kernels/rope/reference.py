@@ -81,7 +81,8 @@ def _check_tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
         way_out = "make both of the same angles: angles.cos(), angles.sin()"
         raise InputError("ROPE-TABLES", "rope: cos and sin differ", value=value, limit="one shape and dtype", way_out=way_out)
     if cos.dim() != q.dim() - 1 or cos.shape[-2] != q.shape[-3] or (q.dim() == 4 and cos.shape[0] not in (1, q.shape[0])):
-        limit = (f"({q.shape[0]} or 1, {q.shape[1]}, R)" if q.dim() == 4 else f"({q.shape[0]}, R)") + f" for q {tuple(q.shape)}"
+        batch = f"{q.shape[0]} or 1" if q.shape[0] != 1 else "1"
+        limit = (f"({batch}, {q.shape[1]}, R)" if q.dim() == 4 else f"({q.shape[0]}, R)") + f" for q {tuple(q.shape)}"
         shared = q.dim() == 4 and cos.dim() == 2
         way_out = "unsqueeze(0) a table that all sequences share" if shared else "one row of the tables per token"
         raise InputError("ROPE-TABLES", "rope: cos and sin do not fit q", value=tuple(cos.shape), limit=limit, way_out=way_out)
