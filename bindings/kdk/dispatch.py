@@ -192,6 +192,23 @@ def _reference(op: Op, direction: str) -> Candidate:
     return candidate
 
 
+def _counted(candidate: Candidate, op: Op) -> Callable[..., Any]:
+    """A kernel's function whose results are as many as declared: torch's own words about them would not help its author."""
+    function, key = candidate.function, candidate.key
+    names = [*op.outputs, *op.saved] if key.direction == "forward" else [f"grad {name}" for name in op.uses]
+
+    def run(*args: Any) -> Any:
+        result = function(*args)
+        got = len(result) if isinstance(result, tuple) else 1
+        if got != len(names):
+            problem = f"{key.op}.{key.direction}: the number of results of {key.implementation}"
+            limit, way_out = f"{len(names)}: {', '.join(names)}", "return them in this order"
+            raise DeclarationError("KDK-RESULTS", problem, value=got, limit=limit, way_out=way_out)
+        return result
+
+    return run
+
+
 def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choice, device: torch.device) -> Candidate:
     """A language's kernel: on its own platforms on the device, on a CPU's tensors in its simulator, refused elsewhere."""
     native = where in language.platforms
@@ -215,6 +232,7 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
     else:
         run_simulated = language.module("simulate").run_simulated
         candidate.function = lambda *args: run_simulated(kernel.function, kernel.arguments(*args), target)
+    candidate.function = _counted(candidate, op)
     if op.layouts and not language.strided:
         candidate.function = as_promised(op, candidate.function)
     candidate.refuse = refusal(language, target, kernel)
@@ -284,8 +302,6 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
     others = [(row.place, row.other, row.points, row.optional) for row in rows if row.place != tensor]
     indices = Indices(op, direction)
     finish = None if forward else no_nones
-    promised_names = [*op.outputs, *op.saved] if forward else [f"grad {name}" for name in op.uses]
-    number = len(promised_names)
     plans: dict[tuple[str, torch.device, torch.dtype], tuple[list[Candidate], bool]] = {}
 
     def make_plan(impl: str, device: torch.device, dtype: torch.dtype, args: tuple[Any, ...]) -> tuple[list[Candidate], bool]:
@@ -304,9 +320,11 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
         if len(args) < len(defaults):  # the dispatcher drops arguments that equal their default
             args = (*args, *defaults[len(args) :])
         first = first_tensor(args) if tensor is None else args[tensor]
-        if first is None:  # torch takes None for a tensor
+        try:
+            device, dtype = first.device, first.dtype
+        except AttributeError:  # torch takes None for a tensor
             check_all(*args)
-        device, dtype = first.device, first.dtype
+            raise
         candidates, strict = plans.get((impl, device, dtype)) or make_plan(impl, device, dtype, args)
         if forward:
             for i, other, points, optional in others:
@@ -334,18 +352,9 @@ def body(op: Op, direction: str, captured: bool = False) -> Callable[..., Any]:
             candidate.refused(reason, strict)
         candidate.tally.add()
         result = candidate.function(*given)
-        if candidate.kernel and (len(result) if isinstance(result, tuple) else 1) != number:
-            raise _wrong_number(candidate, result, promised_names)
         return result if finish is None else finish(result, args)
 
     return run
-
-
-def _wrong_number(candidate: Candidate, result: Any, names: Sequence[str]) -> DeclarationError:
-    key, got = candidate.key, len(result) if isinstance(result, tuple) else 1
-    problem = f"{key.op}.{key.direction}: the number of results of {key.implementation}"
-    limit, way_out = f"{len(names)}: {', '.join(names)}", "return them in this order"
-    return DeclarationError("KDK-RESULTS", problem, value=got, limit=limit, way_out=way_out)
 
 
 def _is_empty(args: tuple[Any, ...]) -> bool:
