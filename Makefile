@@ -37,7 +37,8 @@ $(TPU)/.installed: $(READY)
 	touch $@
 
 test-tpu: $(TPU)/.installed
-	OMP_NUM_THREADS=1 PYTHONPATH=$(TPU) $(BIN)/python -m pytest tests/tpu
+	set -e; for chip in v5e v6e tpu7x; do \
+		CHIP=$$chip OMP_NUM_THREADS=1 PYTHONPATH=$(TPU) $(BIN)/python -m pytest tests/tpu; done
 
 # PyTorch/XLA wants torch 2.9, which has no CPU build on PyPI: an environment of its own, of 6 GB. torch_xla's package holds an
 # old torchax that wants flax too: a newer one goes in over it.

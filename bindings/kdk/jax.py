@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kdk import registry
-from kdk.backends.pallas import LANGUAGE
+from kdk.backends.pallas import KINDS, LANGUAGE
 from kdk.backends.pallas.environment import prepare_libtpu
 from kdk.backends.pallas.launch import missing
 from kdk.checking import checking
@@ -31,7 +31,6 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 importlib.import_module("kdk.ops")  # registers the providers' operators
-CHIPS = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}  # by jax's names for them
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -150,7 +149,7 @@ def _target() -> str:
     if jax.default_backend() != "tpu":
         return LANGUAGE.targets[0]
     kind = jax.devices()[0].device_kind
-    return CHIPS.get(kind, kind)
+    return {name: chip for chip, name in KINDS.items()}.get(kind, kind)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------

@@ -61,14 +61,18 @@ def arguments(op: Op, direction: str, sizes: Mapping[str, int], dtype: torch.dty
     return (*everything[: len(op.outputs)], *(have[name] for name in reads), ",".join(op.uses))
 
 
-def call(name: str, direction: str, case: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """An operator's kernel and arguments: "model" is its primary case in bfloat16, "odd" sizes that fill no tile in float32."""
+def direct(name: str, direction: str, case: str) -> tuple[Any, ...]:
+    """The arguments of a torch operator: "model" is its primary case in bfloat16, "odd" sizes that fill no tile in float32."""
     op = OPERATORS[name].op
     model = cases(op).models[0]
-    sizes, dtype, scalars = (
-        (model.sizes, torch.bfloat16, model.scalars) if case == "model" else (odd_sizes(cases(op).dims), torch.float32, {})
-    )
+    if case == "model":
+        return arguments(op, direction, model.sizes, torch.bfloat16, model.scalars)
+    return arguments(op, direction, odd_sizes(cases(op).dims), torch.float32, {})
+
+
+def call(name: str, direction: str, case: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """An operator's kernel, and what it is called with."""
     prepare()
-    found = load_kernel(op, "pallas", direction)
+    found = load_kernel(OPERATORS[name].op, "pallas", direction)
     assert found is not None
-    return found.function, found.arguments(*arguments(op, direction, sizes, dtype, scalars))
+    return found.function, found.arguments(*direct(name, direction, case))

@@ -19,7 +19,8 @@ import jax.numpy as jnp  # noqa: E402
 from tests.inputs import arguments, floating, results  # noqa: E402
 
 import kdk.jax  # noqa: E402
-from kdk.backends.pallas.compile import device, on_chip  # noqa: E402
+from kdk.backends.pallas.compile import device  # noqa: E402
+from kdk.backends.pallas.environment import on_chip  # noqa: E402
 from kdk.backends.pallas.simulate import to_jax, to_torch  # noqa: E402
 from kdk_bench.numerics import judge  # noqa: E402
 

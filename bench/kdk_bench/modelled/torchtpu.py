@@ -135,12 +135,14 @@ def _replace(module: Any, marker: Any, serialized: bytes, inputs: int, name: str
     from jaxlib.mlir.dialects import func
 
     kernel = ir.Module.parse(str(_jax.mlir.deserialize_portable_artifact(serialized)))
-    for function in list(kernel.body.operations):
+    functions = list(kernel.body.operations)
+    for function in functions:  # all of them before one leaves: they call each other
         old = function.name.value
         new = name if old == "main" else f"{name}_{old}"
         ir.SymbolTable.replace_all_symbol_uses(old, new, kernel.operation)
         ir.SymbolTable.set_symbol_name(function.operation, new)
         ir.SymbolTable.set_visibility(function.operation, "private")
+    for function in functions:
         module.body.append(function.operation.detach_from_parent())
     operands, results = list(marker.operands)[:inputs], list(marker.results)[inputs:]
     with ir.InsertionPoint(marker):

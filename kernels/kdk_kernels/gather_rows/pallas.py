@@ -42,8 +42,8 @@ def _kernel(whole: int, group: int, index: Any, table: Any, tail: Any, out: Any,
     rows, H = out.shape
 
     def copy(source: Any, start: Any, j: Any) -> Any:
-        place = pl.multiple_of(j * group, group)
-        return pltpu.make_async_copy(source.at[pl.ds(start, group)], buffer.at[pl.ds(place, group)], arrived)
+        place = buffer.at[pl.ds(j, 1)] if group == 1 else buffer.at[j]
+        return pltpu.make_async_copy(source.at[pl.ds(start, group)], place, arrived)
 
     def begin(j: Any, carry: Any) -> Any:
         start = pl.multiple_of(index[0, 0, j] // group * group, group)
@@ -65,7 +65,7 @@ def _kernel(whole: int, group: int, index: Any, table: Any, tail: Any, out: Any,
         return carry
 
     def pick(j: Any, carry: Any) -> Any:
-        eight = buffer[pl.ds(pl.multiple_of(j * group, group), group), :].astype(jnp.float32)
+        eight = buffer[j].astype(jnp.float32)
         mine = jax.lax.broadcasted_iota(jnp.int32, (group, H), 0) == index[0, 0, j] % group
         # A choice and no product with ones and zeros: the others may be infinite.
         picked[pl.ds(j, 1), :] = jnp.where(mine, eight, 0.0).sum(0, keepdims=True)
@@ -97,7 +97,8 @@ def forward(table: jax.Array, index: jax.Array, *, interpret: Any = False) -> ja
         ],
         out_specs=pl.BlockSpec((rows, H), lambda i: (i, 0)),
         scratch_shapes=[
-            pltpu.VMEM((rows * group, H), table.dtype),
+            # The groups of 16-bit rows in a dimension of their own: a tile of tpu7x would hold two of them.
+            pltpu.VMEM((rows, H) if group == 1 else (rows, group, H), table.dtype),
             pltpu.VMEM((rows if group > 1 else 8, H), jnp.float32),
             pltpu.SemaphoreType.DMA,
         ],

@@ -82,3 +82,7 @@ def first_above(weights: Tensor, running: Tensor, target: Tensor) -> tuple[Tenso
     place = (running <= target).sum(-1, keepdim=True).minimum(weights.shape[-1] - 1 - last)
     before = torch.cat((torch.zeros_like(running[:, :1]), running[:, :-1]), -1)
     return place, target - before.gather(-1, place)
+
+
+def supports(target: str, logits: Tensor, *others: object) -> Optional[str]:
+    return "PyTorch/XLA does not read a float's bits as an integer, view(dtype)" if logits.device.type == "xla" else None

@@ -19,3 +19,6 @@ LANGUAGE = Language(
 MIB = 1 << 20
 SCOPED_VMEM = {"v6e": 32 * MIB, "v5e": 16 * MIB, "v5p": 16 * MIB, "tpu7x": 32 * MIB}
 """Bytes of VMEM that all blocks and values of a kernel share, unless it sets vmem_limit_bytes."""
+
+KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+"""What jax calls the chips."""

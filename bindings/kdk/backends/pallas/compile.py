@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kdk.backends import Compiled, one_line
 from kdk.backends.pallas import LANGUAGE, MIB, SCOPED_VMEM
-from kdk.backends.pallas.environment import prepare_libtpu
+from kdk.backends.pallas.environment import on_chip, prepare_libtpu
 
 TOPOLOGIES = {"v5e": "v5e:1x1", "v5p": "v5p:2x2x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}  # the smallest there are
 
@@ -49,14 +49,6 @@ def device(target: str) -> Any:
     return topologies.get_topology_desc(topology_name=TOPOLOGIES[target], platform="tpu").devices[0]
 
 
-def on_chip(target: str) -> Any:
-    """A context that tells code which asks for the chip while it is traced or lowered (pltpu.get_tpu_info) what it is for."""
-    import jax
-
-    chip = jax.sharding.AbstractDevice(device(target).device_kind, 1, "tpu")
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip))
-
-
 def traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
     """The kernel's function as a jax program for the chip (`.lower().compile()` makes an executable of it).
 
@@ -79,8 +71,8 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def executable(stablehlo: str, target: str) -> str:
-    """The optimised program that XLA's TPU back end makes of a StableHLO module: what `traced(...).lower()` gives, as text."""
+def loaded(stablehlo: str, target: str) -> Any:
+    """What XLA's TPU back end makes of a StableHLO module, as `traced(...).lower()` gives it."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
@@ -88,9 +80,13 @@ def executable(stablehlo: str, target: str) -> str:
 
     where = device(target)
     with mlir.make_ir_context():
-        options = compiler.get_compile_options(1, 1)
-        loaded = where.client.compile(ir.Module.parse(stablehlo), _jax.DeviceList((where,)), options)
-    modules = loaded.get_hlo_modules() if hasattr(loaded, "get_hlo_modules") else loaded.hlo_modules()
+        return where.client.compile(ir.Module.parse(stablehlo), _jax.DeviceList((where,)), compiler.get_compile_options(1, 1))
+
+
+def executable(stablehlo: str, target: str) -> str:
+    """The optimised program of `loaded` as text. XLA cannot read back some of the programs that it compiles: it raises then."""
+    program = loaded(stablehlo, target)
+    modules = program.get_hlo_modules() if hasattr(program, "get_hlo_modules") else program.hlo_modules()
     return str(modules[0].to_string())
 
 

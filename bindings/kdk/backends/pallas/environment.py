@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import Any
+
+from kdk.backends.pallas import KINDS
 
 # libtpu asks a cloud's metadata server what it runs on unless these are set; two processes may load it only if told so.
 OFFLINE = {
@@ -35,3 +39,16 @@ def prepare_jax() -> None:
     prepare_libtpu()
     if not has_tpu() and "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def on_chip(target: str) -> Any:
+    """A context that tells code which asks for the chip while it is traced or lowered (pltpu.get_tpu_info) what it is for.
+
+    A chip that kdk does not know: no context, and jax answers as it can.
+    """
+    import jax
+
+    if target not in KINDS:
+        return contextlib.nullcontext()
+    chip = jax.sharding.AbstractDevice(KINDS[target], 1, "tpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kdk.backends.pallas import torch_xla
-from kdk.backends.pallas.environment import prepare_jax
+from kdk.backends.pallas.environment import on_chip, prepare_jax
 
 NAMESPACE = "kdk_pallas"
 CHIPS = {"TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU v7": "tpu7x"}  # by the names that TorchTPU gives
@@ -56,7 +56,8 @@ def operator(function: Callable[..., Any]) -> Callable[..., Any]:
     taken = [p for p in signature.parameters.values() if p.name != "interpret"]
 
     def kernel(*args: Any) -> Any:
-        return function(*args)
+        with on_chip(target(torch.device("tpu"))):  # jax itself sees the CPU: TorchTPU holds the TPU
+            return function(*args)
 
     # jax_op makes the operator's schema of annotations and takes every one that is no jax.Array for a static argument.
     kernel.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from kdk.backends.pallas.environment import on_chip
+
 PLATFORMS = ("xla:tpu", "xla:cpu")
 CHIPS = {"v5litepod": "v5e", "v7x": "tpu7x"}  # what a TPU virtual machine calls them -> kdk's names, where these differ
 
@@ -75,6 +77,7 @@ def _of_tensors(function: Callable[..., Any], signature: tuple[Any, ...], interp
     def call(*tensors: Any) -> Any:
         given = iter(tensors)
         args = [next(given) if isinstance(part, tuple) else part for part in signature]
-        return function(*args, interpret=interpret)
+        with on_chip("" if interpret else target()):  # PyTorch/XLA holds the TPU, jax may not see it
+            return function(*args, interpret=interpret)
 
     return call
