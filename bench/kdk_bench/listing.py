@@ -17,7 +17,7 @@ from kdk_bench import evidence
 def entries() -> list[dict[str, Any]]:
     """The `ops` of the report `kdk.list/1`."""
     records = evidence.load()
-    fields = ("implementation", "direction", "target", "evidence", "environment", "date")
+    fields = ("implementation", "direction", "target", "report", "evidence", "environment", "date")
     result = []
     for name, operator in OPERATORS.items():
         op = operator.op
@@ -26,7 +26,7 @@ def entries() -> list[dict[str, Any]]:
             has = {d: op.function(d) is not None and kernel_file(op, implementation, d) is not None for d in ("forward", "backward")}
             if any(has.values()):
                 kernels[implementation] = has
-        mine = [{field: r[field] for field in fields} for r in records if r["op"] == name]
+        mine = [{field: r[field] for field in fields} for r in records if r["op"] == name and evidence.shows_results(r)]
         result.append({"name": name, "summary": op.summary, "implementations": kernels, "evidence": mine})
     return result
 

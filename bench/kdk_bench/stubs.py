@@ -32,38 +32,43 @@ def text() -> str:
 
 
 def _function(op: Op) -> str:
+    summary = op.summary.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f'\ndef {signature(op)}:\n    """{summary}"""\n'
+
+
+def signature(op: Op) -> str:
+    """What users call takes and returns, as it is written in a stub, on as many lines as it needs."""
     listed = [(p.kind is p.KEYWORD_ONLY, _parameter(p)) for p in op.signature.parameters.values()]
     by_name = [text for only, text in listed if only]
     written = [text for only, text in listed if not only] + (["*", *by_name] if by_name else [])
     parameters = ", ".join(written)
     returned = "Tensor" if len(op.outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.outputs))}]"
     if op.public is not None:
-        returned = _annotation(op.signature.return_annotation)
-    summary = op.summary.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+        returned = annotation(op.signature.return_annotation)
     if len(f"def {op.name}({parameters}) -> {returned}:") > LINE:
         parameters = "".join(f"\n    {text}," for text in written) + "\n"
-    return f'\ndef {op.name}({parameters}) -> {returned}:\n    """{summary}"""\n'
+    return f"{op.name}({parameters}) -> {returned}"
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
-    return f"{parameter.name}: {_annotation(parameter.annotation)}{default}"
+    return f"{parameter.name}: {annotation(parameter.annotation)}{default}"
 
 
-def _annotation(annotation: Any) -> str:
+def annotation(kind: Any) -> str:
     """As it is written in a stub, with unions spelt by |."""
-    if annotation is torch.Tensor:
+    if kind is torch.Tensor:
         return "Tensor"
-    if annotation is torch.dtype:
+    if kind is torch.dtype:
         return "torch.dtype"
-    if annotation in (None, type(None)):
+    if kind in (None, type(None)):
         return "None"
-    origin, of = typing.get_origin(annotation), [_annotation(a) for a in typing.get_args(annotation)]
+    origin, of = typing.get_origin(kind), [annotation(a) for a in typing.get_args(kind)]
     if origin in (typing.Union, types.UnionType):
         return " | ".join(of)
     if origin is not None:
         return f"{origin.__name__}[{', '.join(of)}]"
-    return str(annotation.__name__)
+    return str(kind.__name__)
 
 
 def main() -> None:

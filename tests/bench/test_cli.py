@@ -32,7 +32,7 @@ def test_list_as_json_and_nothing_else_on_standard_output(capsys: pytest.Capture
     assert set(entry) == {"name", "summary", "implementations", "evidence"}
     assert entry["summary"] and entry["implementations"]["triton"] == {"forward": True, "backward": True}
     for record in entry["evidence"]:
-        assert set(record) == {"implementation", "direction", "target", "evidence", "environment", "date"}
+        assert set(record) == {"implementation", "direction", "target", "report", "evidence", "environment", "date"}
 
 
 def test_check_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_evidence_is_merged_and_only_from_what_passed(tmp_path: Path) -> None:
     def result(outcome: str, date: str, direction: str = "forward") -> dict[str, object]:
         return {
             "op": "a", "implementation": "triton", "direction": direction, "target": "sm_90", "evidence": "simulated",
-            "environment": {}, "date": date, "outcome": outcome,
+            "environment": {}, "date": date, "outcome": outcome, "dtype": "float32", "error_ratio": 0.5,
         }  # fmt: skip
 
     store = tmp_path / "evidence" / "evidence.json"

@@ -44,8 +44,8 @@ def fills(platform: str) -> dict[str, dict[str, Any]]:
     for name, text in json.loads(REWRITES.read_text()).items():
         found[name] = {"what": "rewrite", "name": text, "evidence": []}
     for name, operator in registry.OPERATORS.items():
-        mine = [r for r in records if r["op"] == name and r["implementation"] == language]
-        known = [f"{r['direction']} {r['target']}: {r['evidence']}, {r['date']}" for r in mine]
+        mine = [r for r in records if r["op"] == name and r["implementation"] == language and evidence.shows_results(r)]
+        known = [f"{r['direction']} {r['target']}: {r['evidence']} ({r['report']}), {r['date']}" for r in mine]
         kernels = [i for i in (language, "torch") if i in IMPLEMENTATIONS and kernel_file(operator.op, i, "forward")]
         if kernels:
             filled = {"what": "kdk", "name": f"kdk.ops.{name} ({kernels[0]})", "evidence": known or ["declared: a kernel, not yet checked"]}
