@@ -25,12 +25,14 @@ from kdk.replacing import Replacement, differences, global_functions, quiet_tria
 
 @dataclass(frozen=True)
 class Row:
-    """A module of the model: replaced by operators (restored, in the report of `unpatch`), or left for a reason."""
+    """A module of the model: replaced by operators (restored, in the report of `unpatch`), or left for a reason. note: when the
+    operators run, where that is not always."""
 
     path: str
     cls: str
     operators: tuple[str, ...]
     reason: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Report:
             patched = self.action == "patched"
             why = "kdk has an operator for none of the modules" if patched else "the model is not patched"
             return f"{self.action}: nothing; {why}"
-        groups = Counter((row.cls, ", ".join(row.operators), row.reason) for row in self.rows)
-        first = {(row.cls, ", ".join(row.operators), row.reason): row.path for row in reversed(self.rows)}
+        groups = Counter((row.cls, _said(row), row.reason) for row in self.rows)
+        first = {(row.cls, _said(row), row.reason): row.path for row in reversed(self.rows)}
         lines = [("class", "modules", "first at", "operator")]
         for key in sorted(groups, key=lambda k: (bool(k[2]), k)):
             cls, operators, reason = key
@@ -65,6 +67,10 @@ class Report:
         return "\n".join([f"{self.action}: {len(self.replaced)} modules, {len(self.left)} left", *table])
 
 
+def _said(row: Row) -> str:
+    return ", ".join(row.operators) + (f" ({row.note})" if row.note else "")
+
+
 def patch(model: nn.Module) -> Report:
     """Let the modules of `model` run on kdk's operators, in place. Doing it twice changes nothing more.
 
@@ -72,8 +78,10 @@ def patch(model: nn.Module) -> Report:
     else it is left, with the reason. `kdk.unpatch(model)` goes back.
 
     Deep copies, pickles and compiled models work; a shallow copy of a module (copy.copy, torch.nn.DataParallel) goes on calling
-    the original. Hooks that are registered later on an activation inside a replaced MLP are not called. A replaced attention
-    sees the global functions of its module as they were at the moment of patching.
+    the original. Hooks that are registered later on an activation inside a replaced MLP, or on a language model's head, are not
+    called. A replaced attention sees the global functions of its module as they were at the moment of patching. A language model
+    that is trained with `labels` returns logits that are computed when they are used: a loop that reads the loss alone never makes
+    them, one that reads them gets what it got before.
 
     Raises UsageError if `model` is not a torch.nn.Module.
     """
@@ -87,7 +95,7 @@ def patch(model: nn.Module) -> Report:
         cls = type(module).__name__
         if isinstance(result, Replacement):
             module.forward = result
-            rows.append(Row(path, cls, result.operators))
+            rows.append(Row(path, cls, result.operators, note=result.note))
         elif result:
             rows.append(Row(path, cls, (), result))
     return Report("patched", tuple(rows))
@@ -159,7 +167,7 @@ def _replacement(module: nn.Module, patterns: list[tuple[str, Pattern]], tried: 
         else:
             chosen = _choose(module, pattern)
             if not isinstance(chosen, str):
-                return Replacement(module, (name,), chosen)
+                return Replacement(module, (name,), chosen, note=pattern.note)
             reasons[name] = f"not {name}: {chosen}"
     if swaps:
         try:
@@ -176,7 +184,7 @@ def _missing(module: nn.Module, pattern: ModulePattern) -> list[str]:
 def _choose(module: nn.Module, pattern: ModulePattern) -> Callable[..., Any] | str:
     """The forward of the pattern that agrees with the module, or why there is none."""
     parameters = list(inspect.signature(type(module).forward).parameters)
-    if len(parameters) != len(inspect.signature(pattern.forwards[0]).parameters):
+    if not pattern.around and len(parameters) != len(inspect.signature(pattern.forwards[0]).parameters):
         return f"its forward takes {', '.join(parameters[1:])}"
     for name, child in module.named_children():
         if name in pattern.attributes:

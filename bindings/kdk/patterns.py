@@ -33,6 +33,8 @@ class ModulePattern:
         the class's forward. The first that agrees in every trial replaces it.
     trials: makes the comparisons for an instance.
     refuse: why an instance is left, or None.
+    around: the replacement calls the class's own forward, with whatever arguments it takes: `(self, *args, **kwargs)`.
+    note: what the report says beside the operator.
     """
 
     classes: str
@@ -40,6 +42,8 @@ class ModulePattern:
     forwards: tuple[Callable[..., Any], ...]
     trials: Callable[[Any], list[Trial]]
     refuse: Callable[[Any], str | None] = lambda module: None
+    around: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,17 @@ def tally(key: Key) -> Tally:
         return _TALLIES.setdefault(key, Tally())
 
 
+def inlined(op: str, reason: str) -> bool:
+    """Count plain torch in an operator's place."""
+    tally(Key(op, "forward", "reference", "inlined", "", reason)).add()
+    return True
+
+
+# torch._dynamo.assume_constant_result sets this and takes a second to import: the function runs while tracing, and leaves
+# no trace in the graph. (Counters touched by traced code would be guarded, and recompile.)
+inlined._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _now() -> Counter[Key]:
     with _LOCK:
         return Counter({key: tally.calls for key, tally in _TALLIES.items()})

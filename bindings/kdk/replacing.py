@@ -26,7 +26,7 @@ class Replacement:
     An object and not a closure: it pickles, and a deep copy of the module gets one that refers to the copy.
 
     module: the patched module. operators: what it uses. function: what runs, `(module, ...)`; None: the class's own forward
-    with other functions in place of some globals, `swaps`.
+    with other functions in place of some globals, `swaps`. note: for the report.
     """
 
     def __init__(
@@ -35,18 +35,21 @@ class Replacement:
         operators: tuple[str, ...],
         function: Callable[..., Any] | None = None,
         swaps: Mapping[str, Callable[..., Any]] | None = None,
+        note: str = "",
     ) -> None:
-        self.__setstate__((module, operators, function, dict(swaps or {})))
+        self.__setstate__((module, operators, function, dict(swaps or {}), note))
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.module, self.operators, None if self.swaps else self.function, self.swaps
+        return self.module, self.operators, None if self.swaps else self.function, self.swaps, self.note
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         # While a module is unpickled or copied it has no attributes yet: only its class may be read here.
-        self.module, self.operators, function, self.swaps = state
+        self.module, self.operators, function, self.swaps, self.note = state
         original = type(self.module).forward
         self.function: Callable[..., Any] = function or with_globals(original, self.swaps)
-        self.rename = dict(zip(_parameters(original), _parameters(self.function)))
+        own = inspect.signature(self.function).parameters.values()
+        any_name = any(p.kind is p.VAR_POSITIONAL for p in own)
+        self.rename = {} if any_name else dict(zip(_parameters(original), [p.name for p in own]))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs and not self.swaps:

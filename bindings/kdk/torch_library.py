@@ -31,7 +31,7 @@ from kdk.checking import checking
 from kdk.dispatch import as_promised, body, no_nones
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
-from kdk.recording import Key, tally
+from kdk.recording import inlined
 from kdk.selection import current
 from kdk.sharding import follow
 
@@ -111,16 +111,6 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     return same
 
 
-def _note_inlined(name: str, reason: str) -> bool:
-    tally(Key(name, "forward", "reference", "inlined", "", reason)).add()
-    return True
-
-
-# torch._dynamo.assume_constant_result sets this and takes a second to import: the function runs while tracing, and leaves
-# no trace in the graph. (Counters touched by traced code would be guarded, and recompile.)
-_note_inlined._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 def _check_traced(check: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Of an exception that leaves a graph, dynamo shows the type and the positional arguments: make the text one.
 
@@ -171,7 +161,7 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
         if not reason:
             result = forward(*args, impl=impl, **kwargs) if impl else forward(*args, **kwargs)
             return trim(result) if saved else result
-        _note_inlined(name, reason)
+        inlined(name, reason)
         if reason == "compile" and is_dynamo_compiling():
             _check_traced(check, args, kwargs)
         else:

@@ -104,8 +104,6 @@ def test_transformers_models() -> None:
         hidden = model.model(input_ids=ids).last_hidden_state
         shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
         torch.testing.assert_close(kdk.ops.linear_cross_entropy(hidden, model.lm_head.weight, shifted, softcap=softcap), expected)
-        report = kdk.patch(model)
-        assert any("linear_cross_entropy" in row.reason for row in report.left)
 
 
 SMALLER = {

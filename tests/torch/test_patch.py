@@ -53,6 +53,8 @@ FAMILIES = {
     "GPT2": {},
 }
 
+NO_LOSS = ("GPT2",)  # its body is called otherwise
+
 
 def build(family: str = "Llama", **settings: Any) -> nn.Module:
     """A small model with weights that are all random, in evaluation mode."""
@@ -92,7 +94,9 @@ def test_families(family: str) -> None:
         model.to(dtype)
         before = logits(model)
         report = kdk.patch(model)
-        assert {row.cls.removeprefix(family): row.operators for row in report.replaced} == {k: (v,) for k, v in expected.items()}
+        replaced = {row.cls.removeprefix(family): row.operators for row in report.replaced}
+        assert replaced.pop("ForCausalLM", None) == (None if family in NO_LOSS else ("linear_cross_entropy",))
+        assert replaced == {k: (v,) for k, v in expected.items()}
         with kdk.record() as ran:
             after = logits(model)
         calls = {operator: sum(row.operators == (operator,) for row in report.replaced) for operator in expected.values()}
@@ -110,20 +114,24 @@ def test_no_module_of_the_replaced_classes_is_forgotten(llama: nn.Module) -> Non
     assert rows["model.rotary_emb"].reason == "it makes the tables that rope reads"
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3"])
-def test_gradients(family: str) -> None:
+@pytest.mark.parametrize("family", ["Llama", "Gemma", "Gemma2", "Gemma3Text", "Phi3"])
+def test_loss_and_gradients(family: str) -> None:
+    """In evaluation mode, where the loss is the model's own: test_patch_loss.py has it in training."""
     model = build(family)
 
-    def gradients() -> dict[str, Tensor]:
+    def loss_and_gradients() -> tuple[Tensor, dict[str, Tensor]]:
         model.zero_grad()
-        model(TOKENS, labels=TOKENS).loss.backward()
-        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        loss = model(TOKENS, labels=TOKENS).loss
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    before = gradients()
-    kdk.patch(model)
+    loss, before = loss_and_gradients()
+    norms = [row for row in kdk.patch(model).replaced if row.operators == ("rms_norm",)]
     with kdk.record() as ran:
-        after = gradients()
-    assert ran.calls("rms_norm", "backward") == ran.calls("rms_norm")
+        patched_loss, after = loss_and_gradients()
+    assert ran.calls("rms_norm", "backward") == ran.calls("rms_norm") == len(norms) > 0
+    assert ran.calls("linear_cross_entropy") == 0
+    torch.testing.assert_close(patched_loss, loss, rtol=1e-6, atol=0)
     assert before.keys() == after.keys()
     for name, grad in before.items():
         torch.testing.assert_close(after[name], grad, rtol=0, atol=2e-5 * grad.abs().max().item(), msg=name)
@@ -135,7 +143,7 @@ def test_undone_without_a_trace(llama: nn.Module) -> None:
     assert list(llama.state_dict()) == keys
     assert not any("forward" in module.__dict__ for module in other.modules())
     report = kdk.unpatch(llama)
-    assert {row.operators for row in report.replaced} == {("rope",), ("silu_and_mul",), ("rms_norm",)}
+    assert {row.operators for row in report.replaced} == {("rope",), ("silu_and_mul",), ("rms_norm",), ("linear_cross_entropy",)}
     assert state(llama) == before
     assert "the model is not patched" in str(kdk.unpatch(llama))
 
@@ -149,7 +157,8 @@ def test_twice_is_once(llama: nn.Module) -> None:
 
 def test_the_report_reads_well() -> None:
     text = str(kdk.patch(build("Gemma")))
-    assert "patched: 7 modules, 4 left" in text
+    assert "patched: 8 modules, 3 left" in text
+    assert "linear_cross_entropy (in training with labels; logits are made if used)" in text
     assert "left: not silu_and_mul: its activation is GELU" in text
     assert all(len(line) < 132 for line in text.splitlines())
     assert "none of the modules" in str(kdk.patch(nn.Linear(2, 2)))
@@ -262,7 +271,7 @@ def test_autocast(llama: nn.Module) -> None:
 def test_weights_that_are_not_there_yet() -> None:
     with torch.device("meta"):
         model = build()
-    assert len(kdk.patch(model).replaced) == 9
+    assert len(kdk.patch(model).replaced) == 10
     model.to_empty(device="cpu")
     model.load_state_dict(build().state_dict(), strict=False)
     assert all(p.device.type == "cpu" for p in model.parameters())

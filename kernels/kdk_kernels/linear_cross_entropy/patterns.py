@@ -1,9 +1,12 @@
 """Plain-torch spellings that linear_cross_entropy replaces. Each takes (x, weight, target) and equals it with the given arguments.
 
-`kdk.patch` replaces none of them: a causal language model stores its logits in its own forward and returns them, and its loss
-reads them afterwards. It names such a model, and what to call in a training loop.
+`kdk.patch` lets causal language models of transformers be trained without their logits: `forward(labels=...)` of a model in
+training mode runs as it is written, with `deferred.Logits` in the place of the logits. In evaluation mode, without labels, and
+under torch.compile, which traces the forward and fuses what it can, it makes them as before.
 """
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kdk.patterns import LeftPattern
+import kdk
+from kdk.patterns import ModulePattern, Trial
+from kdk.recording import inlined
+from kdk.replacing import stand_in
+from kdk_kernels.linear_cross_entropy.deferred import with_deferred_head
 
 
 def functional(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -60,10 +67,97 @@ SPELLINGS: tuple[tuple[Callable[..., Tensor], Mapping[str, Any]], ...] = (
 """(function, the arguments of kdk.ops.linear_cross_entropy with which it equals it)."""
 
 
-LEFT = (
-    LeftPattern(
-        r".*ForCausalLM",
-        # In training: kdk.ops.linear_cross_entropy(hidden, lm_head.weight, shifted labels) on the last hidden state.
-        "not linear_cross_entropy: its forward returns the logits",
+HEAD = "lm_head"
+COMPILED = "torch.compile traces the forward of a language model, which makes its logits"
+
+
+def forward_causal_lm(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The class's own forward, on a head that defers while a loss is asked for in training."""
+    original = type(self).forward
+    labels = kwargs["labels"] if "labels" in kwargs else dict(zip(_parameters(original)[1:], args)).get("labels")
+    if not self.training or labels is None:
+        return original(self, *args, **kwargs)
+    if torch.compiler.is_compiling():
+        inlined("linear_cross_entropy", COMPILED)
+        return original(self, *args, **kwargs)
+    return original(with_deferred_head(self, HEAD), *args, **kwargs)
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _refuse(module: Any) -> str | None:
+    """A head that is more than its product, or a loss that is not its cross-entropy."""
+    head = getattr(module, HEAD)
+    if type(head) is not torch.nn.Linear:
+        return f"its {HEAD} is {type(head).__name__}, not torch.nn.Linear"
+    if "forward" in head.__dict__:
+        return f"somebody else has set the forward of its {HEAD}"
+    if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+        return f"there are hooks on {HEAD}, which would not be called"
+    if "labels" not in _parameters(type(module).forward):
+        return "its forward takes no labels"
+    (trial, *_) = _trials(module)
+    try:
+        with kdk.record() as ran:
+            forward_causal_lm(stand_in(module, trial, ("model", HEAD)), *trial.args)
+    except Exception as error:  # of foreign code, on a body that is none
+        return f"its forward does not run on a small example: {type(error).__name__} {error}".splitlines()[0]
+    return None if ran.calls("linear_cross_entropy") == 1 else "its loss is not the cross-entropy of its logits"
+
+
+class Body(torch.nn.Module):
+    """In the place of a model's body: returns given hidden states, and None for everything else that its forward reads."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return Outputs(self.hidden)
+
+
+class Outputs:
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.last_hidden_state if index == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _trials(module: Any) -> list[Trial]:
+    """Small hidden states and a small head; some labels are ignored. Its scales and softcap are the module's own."""
+    rows, H, V = 7, 16, 48
+    config = copy.deepcopy(module.config)
+    for name, value in {"vocab_size": V, "return_dict": False, "output_router_logits": False}.items():
+        setattr(config, name, value)
+    trials = []
+    for dtype in (torch.float32, torch.bfloat16):
+        head = torch.nn.Linear(H, V, bias=getattr(module, HEAD).bias is not None, dtype=dtype)
+        with torch.no_grad():
+            head.weight.normal_(0, 1)
+        labels = torch.randint(0, V, (2, rows))
+        labels[:, 2:4] = -100
+        given = {"input_ids": labels.clamp(min=0), "labels": labels}
+        names = _parameters(type(module).forward)[1:]
+        args = tuple([given.get(name) for name in names[: names.index("labels") + 1]])
+        body = Body(torch.randn(2, rows, H).to(dtype))
+        trials.append(Trial(args, {"model": body, HEAD: head, "config": config, "vocab_size": V}))
+    return trials
+
+
+MODULES = (
+    ModulePattern(
+        classes=r".*ForCausalLM",
+        attributes=("model", HEAD, "config"),
+        forwards=(forward_causal_lm,),
+        trials=_trials,
+        refuse=_refuse,
+        around=True,
+        note="in training with labels; logits are made if used",
     ),
 )
