@@ -78,10 +78,10 @@ def patch(model: nn.Module) -> Report:
     else it is left, with the reason. `kdk.unpatch(model)` goes back.
 
     Deep copies, pickles and compiled models work; a shallow copy of a module (copy.copy, torch.nn.DataParallel) goes on calling
-    the original. Hooks that are registered later on an activation inside a replaced MLP, or on a language model's head, are not
-    called. A replaced attention sees the global functions of its module as they were at the moment of patching. A language model
-    that is trained with `labels` returns logits that are computed when they are used: a loop that reads the loss alone never makes
-    them, one that reads them gets what it got before.
+    the original. Hooks that are registered later on an activation inside a replaced MLP are not called. A replaced attention
+    sees the global functions of its module as they were at the moment of patching. A language model that is trained with `labels`
+    returns logits that are computed when they are used: a loop that reads the loss alone never makes them, one that reads them
+    gets what it got before. Under torch.compile, and where its head has hooks or is sharded, they are made; `kdk.record` says so.
 
     Raises UsageError if `model` is not a torch.nn.Module.
     """

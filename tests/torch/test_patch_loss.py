@@ -206,6 +206,17 @@ def test_compiled_it_makes_the_logits_and_says_so() -> None:
     assert ran.calls("linear_cross_entropy", how="inlined") == 1 and "makes its logits" in str(ran)
 
 
+def test_hooks_on_the_head_that_come_later_are_called() -> None:
+    model, seen = build(), []
+    kdk.patch(model)
+    handle = model.lm_head.register_forward_hook(lambda module, args, result: seen.append(result))
+    with kdk.record() as ran:
+        logits = model(TOKENS, labels=LABELS).logits
+    assert seen[0] is logits and "hooks on its lm_head" in str(ran)
+    handle.remove()
+    assert isinstance(model(TOKENS, labels=LABELS).logits, Logits) and len(seen) == 1
+
+
 def test_copies_and_tuples() -> None:
     """A copy trains its own weights; return_dict=False and positional labels."""
     model = build()
@@ -242,5 +253,5 @@ def test_what_is_left() -> None:
         model._loss_function = lambda logits, labels, vocab_size, **kwargs: logits.float().square().mean()
 
     assert "its lm_head is Lora" in reason(another_head)
-    assert "hooks on lm_head" in reason(hooked)
+    assert "hooks on its lm_head" in reason(hooked)
     assert "its loss is not the cross-entropy of its logits" in reason(another_loss)

@@ -4,6 +4,7 @@ model's real widths, and runs as it is and patched by `kdk.patch`, each eager an
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -169,6 +170,13 @@ def _patched(module: nn.Module) -> nn.Module:
     return module
 
 
+@functools.cache
+def operators(model: str, name: str) -> tuple[str, ...]:
+    """Those that `kdk.patch` puts into a block."""
+    report = kdk.patch(described(model, name, torch.bfloat16)[0])
+    return tuple(sorted({operator for row in report.replaced for operator in row.operators}))
+
+
 def _variants(block: Block) -> dict[str, Any]:
     patched = _patched(block.module)
     return {
@@ -212,7 +220,7 @@ def _wrong(got: tuple[Tensor | None, ...], plain: tuple[Tensor | None, ...], ora
 def measure(block: Block, direction: str, target: str, seconds: float) -> list[Entry]:
     """Everyone's entry; kdk's are judged against the plain block in float64 before they are timed."""
     heat = Heat(f"{block.model}: {block.name}", direction, str(block.x.dtype).removeprefix("torch."), target, block.model,
-                {"tokens": block.x.shape[1], "hidden": block.x.shape[2]}, True)  # fmt: skip
+                {"tokens": block.x.shape[1], "hidden": block.x.shape[2]}, True, operators(block.model, block.name))  # fmt: skip
     wide = copy.deepcopy(block.module).double()
     oracle = _runner(wide, block.x.double(), direction)()
     del wide

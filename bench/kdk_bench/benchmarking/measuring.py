@@ -37,7 +37,8 @@ MEASURED, WRONG, REFUSED, FAILED, ABSENT = "measured", "wrong", "refused", "fail
 
 @dataclass(frozen=True)
 class Heat:
-    """One race. sizes: as run, which is the case cut to what can be checked; cut: whether it was."""
+    """One race. sizes: as run, which is the case cut to what can be checked; cut: whether it was. operators: of a block of a model,
+    those that `kdk.patch` puts into it."""
 
     op: str
     direction: str
@@ -46,6 +47,7 @@ class Heat:
     case: str
     sizes: Mapping[str, int]
     cut: bool
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

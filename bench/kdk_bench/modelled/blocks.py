@@ -15,7 +15,7 @@ from kdk.backends import TARGETS
 from kdk.dispatch import load_kernel, refusal
 from kdk.indices import Indices
 from kdk.registry import OPERATORS
-from kdk_bench.benchmarking.blocks import BLOCKS
+from kdk_bench.benchmarking.blocks import BLOCKS, operators
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.modelled import tpu
 from kdk_bench.modelled.block_program import COMPILED, KERNELS, PLAIN, Program
@@ -45,7 +45,8 @@ def heats(model: str, tokens: int, directions: Sequence[str], dtypes: Sequence[s
             sizes = {"tokens": length, "hidden": hidden}
             for dtype in dtypes:
                 for target in targets:
-                    found.append((Heat(f"{model}: {name}", direction, dtype, target, model, sizes, length != tokens), name))
+                    cut = length != tokens
+                    found.append((Heat(f"{model}: {name}", direction, dtype, target, model, sizes, cut, operators(model, name)), name))
     return found
 
 

@@ -227,6 +227,6 @@ def with_deferred_head(model: nn.Module, head: str) -> Any:
     """The same model, sharing its whole state, whose head returns `Logits`. Nothing of the model itself changes, so other threads
     may run it meanwhile."""
     cls = _class(type(model), head)
-    seen = cls.__new__(cls)
+    seen = object.__new__(cls)  # not through a __new__ of FSDP, which counts its place among the classes
     object.__setattr__(seen, "__dict__", model.__dict__)
     return seen

@@ -77,10 +77,22 @@ def forward_causal_lm(self: Any, *args: Any, **kwargs: Any) -> Any:
     labels = kwargs["labels"] if "labels" in kwargs else dict(zip(_parameters(original)[1:], args)).get("labels")
     if not self.training or labels is None:
         return original(self, *args, **kwargs)
-    if torch.compiler.is_compiling():
-        inlined("linear_cross_entropy", COMPILED)
+    reason = COMPILED if torch.compiler.is_compiling() else more_than_linear(getattr(self, HEAD))
+    if reason:
+        inlined("linear_cross_entropy", reason)
         return original(self, *args, **kwargs)
     return original(with_deferred_head(self, HEAD), *args, **kwargs)
+
+
+def more_than_linear(head: Any) -> str | None:
+    """Why a head has to be called: FSDP and tensor parallelism, adapters and hooks may come after patching."""
+    if type(head) is not torch.nn.Linear:
+        return f"its {HEAD} is {type(head).__name__}, not torch.nn.Linear"
+    if "forward" in head.__dict__:
+        return f"somebody else has set the forward of its {HEAD}"
+    if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+        return f"there are hooks on its {HEAD}"
+    return None
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -89,13 +101,9 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 def _refuse(module: Any) -> str | None:
     """A head that is more than its product, or a loss that is not its cross-entropy."""
-    head = getattr(module, HEAD)
-    if type(head) is not torch.nn.Linear:
-        return f"its {HEAD} is {type(head).__name__}, not torch.nn.Linear"
-    if "forward" in head.__dict__:
-        return f"somebody else has set the forward of its {HEAD}"
-    if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
-        return f"there are hooks on {HEAD}, which would not be called"
+    reason = more_than_linear(getattr(module, HEAD))
+    if reason:
+        return reason
     if "labels" not in _parameters(type(module).forward):
         return "its forward takes no labels"
     (trial, *_) = _trials(module)
@@ -158,6 +166,6 @@ MODULES = (
         trials=_trials,
         refuse=_refuse,
         around=True,
-        note="in training with labels; logits are made if used",
+        note="in training; logits are made if used",
     ),
 )
