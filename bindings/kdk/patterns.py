@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kdk.recording import inlined
+
+__all__ = ["FunctionPattern", "LeftPattern", "ModulePattern", "Trial", "inlined"]
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -33,7 +37,8 @@ class ModulePattern:
         the class's forward. The first that agrees in every trial replaces it.
     trials: makes the comparisons for an instance.
     refuse: why an instance is left, or None.
-    around: the replacement calls the class's own forward, with whatever arguments it takes: `(self, *args, **kwargs)`.
+    around: the replacement calls the class's own forward, with whatever arguments it takes: `(self, *args, **kwargs)`. A trial must
+        come to the operator. Where a call does not, the replacement says so: `inlined(operator, reason)`.
     note: what the report says beside the operator.
     """
 

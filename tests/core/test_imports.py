@@ -87,7 +87,7 @@ def test_imports_go_one_way(package: str, forbidden: tuple[str, ...]) -> None:
 
 
 CONTRACT = {
-    "patterns.py": ("kdk.patterns.", "kdk.ops"),
+    "patterns": ("kdk.patterns.", "kdk.ops"),
     "peers.py": ("kdk.peers.",),
     "reference.py": ("kdk.rounding.",),
     "algorithm": ("kdk.rounding.",),

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import kdk
 from kdk.errors import UsageError
-from kdk_kernels.linear_cross_entropy.deferred import Logits
+from kdk_kernels.linear_cross_entropy.patterns_logits import Logits
 
 V = 89  # no other size of these models
 SIZES = {
@@ -254,4 +254,4 @@ def test_what_is_left() -> None:
 
     assert "its lm_head is Lora" in reason(another_head)
     assert "hooks on its lm_head" in reason(hooked)
-    assert "its loss is not the cross-entropy of its logits" in reason(another_loss)
+    assert "does not come to linear_cross_entropy" in reason(another_loss)

@@ -99,7 +99,7 @@ def _facts(op: Op) -> Iterable[tuple[str, str]]:
         yield "under torch.compile", UNDER_COMPILE[op.kind]
     else:
         yield "under torch.compile", f"{UNDER_COMPILE[op.kind]}; the public function around the operator is plain torch"
-    yield "deterministic", {True: "yes", False: "no"}.get(op.deterministic, "depends on its arguments")  # type: ignore[call-overload]
+    yield "deterministic", "depends on its arguments" if callable(op.deterministic) else "yes" if op.deterministic else "no"
     yield "DTensor may split it along", ", ".join(op.independent) or "nothing: tensors are gathered first"
     if op.layouts:
         yield "memory formats kept", ", ".join(op.layouts)

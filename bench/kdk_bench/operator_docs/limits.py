@@ -107,6 +107,6 @@ def _reasons(op: Op, direction: str, dtype: str, languages: list[Language]) -> I
         given = indices.narrowed(args)
         for language, kernel in kernels:
             for target in language.targets:
-                reason = refusal(language, target, kernel)(given)
-                if reason:
-                    yield language, target, reason
+                said = refusal(language, target, kernel)(given)
+                if said:
+                    yield language, target, said

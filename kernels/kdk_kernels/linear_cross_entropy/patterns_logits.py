@@ -196,8 +196,11 @@ def _cross_entropy(
     x, bias = product.x.reshape(-1, product.x.shape[-1]), product.bias
     if scale != 1.0:
         x, bias = x * scale, None if bias is None else bias * scale
-    arguments = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "softcap": softcap, "reduction": reduction}
-    return kdk.ops.linear_cross_entropy(x, product.weight, target, bias, **arguments).to(input.dtype)
+    loss = kdk.ops.linear_cross_entropy(
+        x, product.weight, target, bias,
+        ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, reduction=reduction,
+    )  # fmt: skip
+    return loss.to(input.dtype)
 
 
 class Deferring:
@@ -214,7 +217,7 @@ class Deferring:
 
 
 @functools.cache
-def _class(cls: type, head: str) -> type:
+def _class(cls: Any, head: str) -> Any:
     """A class of a model whose head defers."""
 
     def deferring(self: Any) -> Deferring:
@@ -227,6 +230,6 @@ def with_deferred_head(model: nn.Module, head: str) -> Any:
     """The same model, sharing its whole state, whose head returns `Logits`. Nothing of the model itself changes, so other threads
     may run it meanwhile."""
     cls = _class(type(model), head)
-    seen = object.__new__(cls)  # not through a __new__ of FSDP, which counts its place among the classes
+    seen: Any = object.__new__(cls)  # not through a __new__ of FSDP, which counts its place among the classes
     object.__setattr__(seen, "__dict__", model.__dict__)
     return seen
