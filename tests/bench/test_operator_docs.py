@@ -80,7 +80,7 @@ def test_what_a_page_says_of_records() -> None:
     assert "| triton | forward | sm_90 | a-model | bfloat16 | 3 us | 0.50 | 2026-01-02 |" in lines
     assert "| a-model: MLP, kdk, every kernel | forward | v6e | a-model | bfloat16 | 4 us | 0.90 | 2026-01-02 |" in lines
     promise = next(line for line in lines if line.startswith("| triton (NVIDIA and AMD GPUs) | forward"))
-    assert promise.endswith("| checked, simulated: sm_90; checked, measured: sm_90 |")  # a measured time is not in it
+    assert promise.endswith("| results, simulated: sm_90; results, measured: sm_90 |")  # a measured time is not in it
     assert sum(line == "simulated:" for line in lines) == 1 and sum(line == "measured:" for line in lines) == 2
     assert "Unknown, as the store has no record that holds: nki forward, nki backward, pallas forward" in text
     assert "the store has no block" not in text and "* torch 2.13.0" in lines
@@ -90,7 +90,7 @@ def test_a_page_without_records_is_unknown_throughout() -> None:
     text = pages.page(OPERATORS["rms_norm"].op, [])
     assert "0." not in text.partition("## Accuracy")[2] and text.count("the store has no record that holds") >= 8
     row = pages.table([OPERATORS["rms_norm"].op], []).splitlines()[-1]
-    assert "| nki, pallas, triton, forward and backward | unknown: the store has no record that holds |" in row
+    assert "| nki, pallas, triton, forward and backward | results unknown: no check that holds |" in row
 
 
 def test_what_chips_refuse_is_what_supports_says() -> None:

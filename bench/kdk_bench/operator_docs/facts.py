@@ -18,7 +18,7 @@ from kdk_bench.operator_docs import limits
 
 MACHINES = {"triton": "NVIDIA and AMD GPUs", "pallas": "Google TPUs", "nki": "AWS Trainium"}
 NO_RECORD = "the store has no record that holds"
-SHOWN = {"check": "checked", "compile": "compiled", "bench": "costed"}
+SHOWN = {"check": "results", "compile": "resources", "bench": "cost"}
 UNDER_COMPILE = {
     "elementwise": "becomes its reference, which the compiler fuses, unless a kernel is asked for by name",
     "row": "becomes its reference, which the compiler fuses, unless a kernel is asked for by name",
@@ -127,11 +127,10 @@ def promises(op: Op, records: Iterable[Record]) -> list[dict[str, str]]:
 
 
 def kinds(records: Iterable[Record]) -> str:
-    """Chips by what was done and the kind of evidence: "checked, simulated: sm_90; compiled: sm_90, sm_80"."""
+    """Chips by what was shown and the kind of evidence: "results, simulated: sm_90; resources, compiled: sm_90, sm_80"."""
     found: dict[str, set[str]] = {}
     for r in sorted(records, key=lambda r: (list(SHOWN).index(r["report"]), EVIDENCE.index(r["evidence"]))):
-        done, kind = SHOWN[r["report"]], r["evidence"]
-        found.setdefault(done if done == kind else f"{done}, {kind}", set()).add(r["target"])
+        found.setdefault(f"{SHOWN[r['report']]}, {r['evidence']}", set()).add(r["target"])
     return "; ".join(f"{what}: {', '.join(sorted(chips, key=_place))}" for what, chips in found.items())
 
 

@@ -72,7 +72,8 @@ def _row(op: Op, records: list[evidence.Record]) -> dict[str, str]:
     checked = {(r["implementation"], r["direction"]) for r in records if r["report"] == "check"}
     missing = [f"{i} {d}" for i, d in there if (i, d) not in checked]
     known = facts.kinds(r for r in records if r["implementation"] in LANGUAGES)
-    unknown = f"unknown: {facts.NO_RECORD}" if len(missing) == len(there) else f"no check that holds of {', '.join(missing)}"
+    unknown = "results unknown: no check that holds"
+    unknown += "" if len(missing) == len(there) else f" of {', '.join(missing)}"
     return {
         "name": op.name,
         "call": _call(op),

@@ -229,7 +229,8 @@ def _class(cls: Any, head: str) -> Any:
 def with_deferred_head(model: nn.Module, head: str) -> Any:
     """The same model, sharing its whole state, whose head returns `Logits`. Nothing of the model itself changes, so other threads
     may run it meanwhile."""
-    cls = _class(type(model), head)
+    own: Any = type(model)
+    cls = _class(own, head)
     seen: Any = object.__new__(cls)  # not through a __new__ of FSDP, which counts its place among the classes
     object.__setattr__(seen, "__dict__", model.__dict__)
     return seen
