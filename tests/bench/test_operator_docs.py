@@ -100,6 +100,12 @@ def test_what_chips_refuse_is_what_supports_says() -> None:
     assert any(row[:3] == ("nki", "forward", ("trn3",)) and "whole rows fit SBUF up to H = " in row[4] for row in found)
 
 
+def test_sizes_are_asked_beyond_those_that_checks_draw() -> None:
+    found = refusals(OPERATORS["router_topk"].op)
+    reasons = {r.implementation: r.reason for r in found if r.direction == "forward" and "float32" in r.dtypes}
+    assert "columns of experts fit VMEM up to E = " in reasons["pallas"] and "rows of experts fit SBUF up to E = " in reasons["nki"]
+
+
 def test_a_later_failure_takes_evidence_away(tmp_path: Path) -> None:
     def result(outcome: str, direction: str) -> dict[str, Any]:
         usual = record(direction=direction, outcome=outcome, dtype="float32", error_ratio=0.5)

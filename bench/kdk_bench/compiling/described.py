@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kdk.cases import Case
+from kdk.cases import Case, Cases
 from kdk.op import Op
 from kdk_bench.declared_cases import cases_of
 from kdk_bench.drawing import scalar
@@ -16,13 +16,13 @@ from kdk_bench.expectation import outputs_of
 from kdk_bench.generate import model_problem, shape
 
 
-def arguments(op: Op, direction: str, case: Case, dtype: str) -> tuple[Any, ...]:
+def arguments(op: Op, direction: str, case: Case, dtype: str, cases: Cases | None = None) -> tuple[Any, ...]:
     """Positional arguments of a direction, tensors on the meta device: what the operator's body gets, contiguous, at full size.
 
     Nothing is left out, and a starred letter is one dimension. The backward's are what the reference returns for such inputs; no
     gradient comes back from an output of integers or a quantised one.
     """
-    problem = model_problem(op, cases_of(op), case, case.sizes, {letter: (size,) for letter, size in case.sizes.items()})
+    problem = model_problem(op, cases or cases_of(op), case, case.sizes, {letter: (size,) for letter, size in case.sizes.items()})
     working = getattr(torch, dtype)
 
     def value(name: str) -> Any:

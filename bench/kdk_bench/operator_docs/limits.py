@@ -47,12 +47,14 @@ def asked(op: Op) -> list[Case]:
 
 
 def calls(op: Op, direction: str, dtype: str) -> Iterator[tuple[Case, tuple[Any, ...]]]:
-    """Every asked case that the operator takes, with a direction's arguments."""
+    """Every asked case that the operator takes, with a direction's arguments. `Cases.valid` is not asked: it also leaves out what is
+    merely not worth a check."""
+    cases = replace(cases_of(op), valid=None)
     for case in asked(op):
         try:
-            forward = arguments(op, "forward", case, dtype)
+            forward = arguments(op, "forward", case, dtype, cases)
             op.check(*forward)
-            yield case, forward if direction == "forward" else arguments(op, direction, case, dtype)
+            yield case, forward if direction == "forward" else arguments(op, direction, case, dtype, cases)
         except (InputError, DeclarationError):  # a large letter, or a scalar, that does not go with the first model's sizes
             continue
 
