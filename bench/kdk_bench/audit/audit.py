@@ -29,11 +29,11 @@ def report(capture: Capture, platforms: Sequence[Platform], model: str) -> dict[
         hits = matching.find(sized, grad=not capture.forward_only, known=hits) if hits else hits
     ops = of.operators(gathered, platforms)
     found: list[Finding] = []
+    filled = {platform.name: fills.fills(platform.name) for platform in platforms}
     for platform in platforms:
-        filled = fills.fills(platform.name)
-        found += of.of_operators(ops, [platform], filled)
-        found += structural.of_chains(hits, sized, [platform], filled)
-    found += structural.of_runs(hits, sized, platforms) + structural.of_loops(sized, platforms)
+        found += of.of_operators(ops, [platform], filled[platform.name])
+        found += structural.of_chains(hits, sized, [platform], filled[platform.name])
+    found += structural.of_runs(hits, sized, platforms) + structural.of_loops(sized, platforms, filled)
     found += of.of_data(ops, platforms)
     found += of.of_graph_break(capture)
     found += of.of_shapes(capture, platforms) if capture.steps else []

@@ -1,4 +1,5 @@
-"""Formulas that models spell out and no registered operator fills. Each is left out as soon as an operator has its name."""
+"""Formulas that models spell out and no registered operator fills. Each is left out as soon as an operator has its name; but for
+parts (see `Chain`)."""
 
 from __future__ import annotations
 
@@ -45,25 +46,25 @@ def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
     return F.silu(F.group_norm(x, groups, weight, bias, eps))
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """The language model's head and its loss, with the logits in between."""
-    return F.cross_entropy(F.linear(x, weight), target)
-
-
-def router_topk(logits: Tensor) -> Tensor:
-    """Weights of the two best experts, renormalised."""
-    best = torch.softmax(logits, -1).topk(2, -1)[0]
-    return best / best.sum(-1, keepdim=True)
-
-
 def sample_top_p(logits: Tensor) -> Tensor:
-    """Sorted probabilities and their running sum, which a nucleus is cut at."""
+    """Sorted probabilities and their running sum, which a nucleus is cut at; here the largest first."""
     return torch.sort(logits, descending=True)[0].softmax(-1).cumsum(-1)
+
+
+def sample_top_p_ascending(logits: Tensor) -> Tensor:
+    """transformers' TopPLogitsWarper: the smallest first."""
+    return torch.sort(logits, descending=False)[0].softmax(-1).cumsum(-1)
 
 
 def dynamic_quant(x: Tensor) -> Tensor:
     """int8 with a scale per row."""
     scale = x.abs().amax(-1, keepdim=True) / 127.0
+    return torch.round(x / scale)
+
+
+def dynamic_quant_clamped(x: Tensor) -> Tensor:
+    """torchao's: a scale that is not 0."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127.0
     return torch.round(x / scale)
 
 
@@ -74,7 +75,7 @@ BIASED = {**QKV, "bias": "B|1 H|1 S|1 T"}
 
 def _chain(name: str, *functions: object, shapes: dict[str, str], sizes: dict[str, int], **rest: object) -> Chain:
     first = functions[0]
-    return Chain(name, first, tuple((f, {}) for f in functions), shapes, 1, sizes, filled=False, **rest)  # type: ignore[arg-type,misc]
+    return Chain(name, first, tuple((f, {}) for f in functions), shapes, 1, sizes, **rest)  # type: ignore[arg-type,misc]
 
 
 ROWS = {"N": 4, "H": 6}
@@ -85,13 +86,9 @@ CATALOGUE: tuple[Chain, ...] = (
     _chain("attention_with_bias", attention_with_bias, shapes=BIASED, sizes=SIZES, scalars={"scale": 1.0}),
     _chain("attention_with_bias_unscaled", attention_with_bias_unscaled, shapes=BIASED, sizes=SIZES),
     _chain("attention", attention, shapes=QKV, sizes=SIZES, scalars={"scale": 1.0}),
-    _chain(
-        "linear_cross_entropy", linear_cross_entropy, shapes={"x": "N H", "weight": "V H", "target": "N", "y": ""},
-        sizes={"N": 4, "H": 6, "V": 10}, integers={"target": "V"},
-    ),
-    _chain("router_topk", router_topk, shapes={"logits": "*N E", "y": "*N K"}, sizes={"N": 4, "E": 6, "K": 2}),
-    _chain("sample_top_p", sample_top_p, shapes={"logits": "*N V", "y": "*N V"}, sizes={"N": 4, "V": 6}),
-    _chain("dynamic_quant", dynamic_quant, shapes={"x": "*N H", "y": "*N H"}, sizes=ROWS),
+    _chain("sample_top_k_top_p", sample_top_p, shapes={"logits": "*N V", "y": "*N V"}, sizes={"N": 4, "V": 6}, part=True),
+    _chain("sample_top_k_top_p", sample_top_p_ascending, shapes={"logits": "*N V", "y": "*N V"}, sizes={"N": 4, "V": 6}, part=True),
+    _chain("dynamic_quant", dynamic_quant, dynamic_quant_clamped, shapes={"x": "*N H", "y": "*N H"}, sizes=ROWS),
     _chain(
         "group_norm_silu", group_norm_silu, shapes={"x": "B C Y X", "weight": "C", "bias": "C", "y": "B C Y X"},
         sizes={"B": 2, "C": 14, "Y": 3, "X": 5}, scalars={"groups": 7, "eps": 1e-5},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -25,7 +26,9 @@ MARKS = (0.0123456, 0.0234567, 0.0345678, 0.0456789)
 @dataclass(frozen=True)
 class Chain:
     """A formula: its reference, its spellings with the scalar arguments with which the reference equals each, and the shapes of
-    its tensors in letters. outputs: how many results of the reference a model sees. filled: an operator computes it."""
+    its tensors in letters. outputs: how many results of the reference a model sees. integers: tensor -> the letter that it points
+    into. bounded: letters that are at most another's. optional: tensors that a spelling may do without. sized: letter -> the int
+    argument that is its size. part: of an operator's formula the part that models share, where its scalars are tensors."""
 
     name: str
     reference: Callable[..., Any]
@@ -34,13 +37,24 @@ class Chain:
     outputs: int
     sizes: Mapping[str, int]
     scalars: Mapping[str, Any] = field(default_factory=dict)
-    filled: bool = True
     integers: Mapping[str, str] = field(default_factory=dict)
     bounded: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    sized: Mapping[str, str] = field(default_factory=dict)
+    part: bool = False
 
     @property
     def arguments(self) -> list[str]:
-        return list(inspect.signature(self.reference).parameters)
+        return list(self.parameters)
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.reference).parameters
+
+    def values(self, given: Mapping[str, Any]) -> list[Any]:
+        """All arguments in order: those given, else their defaults, else None."""
+        defaults = {name: None if p.default is inspect.Parameter.empty else p.default for name, p in self.parameters.items()}
+        return [given.get(name, default) for name, default in defaults.items()]
 
 
 @dataclass(frozen=True)
@@ -58,13 +72,13 @@ class Pattern:
 
 
 def chains() -> list[Chain]:
-    """Of every registered operator with spellings, then of the catalogue, except what an operator has."""
+    """Of every registered operator with spellings, then of the catalogue, except what an operator has as a whole."""
     from kdk import registry
     from kdk_bench.audit.catalogue import CATALOGUE
 
     found = [chain for operator in registry.OPERATORS.values() if (chain := _of(operator.op))]
     names = {chain.name for chain in found}
-    return found + [chain for chain in CATALOGUE if chain.name not in names]
+    return found + [chain for chain in CATALOGUE if chain.part or chain.name not in names]
 
 
 def _of(op: Op) -> Chain | None:
@@ -76,9 +90,35 @@ def _of(op: Op) -> Chain | None:
         return None
     cases = importlib.import_module(f"{op.package}.cases").CASES
     sizes = {letter: _size(cases.dims, letter, at) for at, letter in enumerate(cases.dims)}
+    # A spelling equals the operator with its defaults, but for what it names.
+    defaults = {name: p.default for name, p in op.signature.parameters.items() if p.default is not p.empty}
     scalars = {name: values[0] for name, values in cases.scalars.items()}
+    scalars |= {name: value for name, value in defaults.items() if name not in op.tensors}
     bounded = tuple(letter for letter, dim in cases.dims.items() if dim.at_most)
-    return Chain(op.name, op.reference, tuple(spellings), op.shapes, len(op.outputs), sizes, scalars, bounded=bounded)
+    # What users call may make another shape of the result (a mean): nothing is declared of that one.
+    shapes = op.shapes if op.public is None else {name: text for name, text in op.shapes.items() if name in op.tensors}
+    return Chain(
+        op.name, _called(op), tuple(spellings), shapes, len(op.outputs), sizes, scalars, integers=op.indexes, bounded=bounded,
+        optional=op.optional, sized=op.sized,
+    )  # fmt: skip
+
+
+def _called(op: Op) -> Callable[..., Any]:
+    """What users call, in plain torch."""
+    public, names = op.public, list(op.arguments)
+    if public is None:
+        return op.reference
+
+    def raw(*args: Any, **kwargs: Any) -> Any:
+        results = op.reference(**{**dict(zip(names, args)), **kwargs})
+        results = (results if isinstance(results, tuple) else (results,))[: len(op.outputs)]
+        return results[0] if len(results) == 1 else results
+
+    def reference(*args: Any) -> Any:
+        return public(raw, *args)
+
+    reference.__signature__ = op.signature  # type: ignore[attr-defined]
+    return reference
 
 
 def _size(dims: Mapping[str, Any], letter: str, at: int) -> int:
@@ -96,7 +136,7 @@ def patterns(grad: bool) -> list[Pattern]:
     for chain in chains():
         for sized, (spelling, scalars) in itertools.product(_halved(chain), chain.spellings):
             with torch.set_grad_enabled(grad):
-                pattern = _trace(sized, spelling, scalars)
+                pattern = _trace(sized, spelling, scalars, flat=False) or _trace(sized, spelling, scalars, flat=True)
             if pattern is not None and not any(_equal(pattern, old) for old in found):
                 found.append(pattern)
     return found
@@ -110,7 +150,7 @@ def _halved(chain: Chain) -> list[Chain]:
 
 
 def _equal(a: Pattern, b: Pattern) -> bool:
-    return a.chain.name == b.chain.name and dict(a.scalars) == dict(b.scalars) and form(a) == form(b)
+    return a.chain.reference is b.chain.reference and dict(a.scalars) == dict(b.scalars) and form(a) == form(b)
 
 
 def form(pattern: Pattern) -> tuple[str, ...]:
@@ -127,7 +167,11 @@ def form(pattern: Pattern) -> tuple[str, ...]:
     return tuple(text(value) for value in pattern.outputs)
 
 
-def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any]) -> Pattern | None:
+def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any], flat: bool) -> Pattern | None:
+    """The spelling run on a small example; None where it does not take it, or is a single operator, which is no chain.
+
+    flat: rows have one dimension, as some spellings want.
+    """
     names = list(inspect.signature(spelling).parameters)
     session = Session("pattern")
     free = torch.Generator().manual_seed(0)
@@ -135,7 +179,9 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
     marks: dict[float, str] = {}
     for name in names:
         if name in chain.shapes:
-            values[name] = example(chain, name, free)
+            values[name] = example(chain, name, free, flat)
+        elif name in chain.sized.values():
+            values[name] = next(chain.sizes[letter] for letter, argument in chain.sized.items() if argument == name)
         elif isinstance(chain.scalars.get(name), float):
             mark = MARKS[len(marks)]
             marks[mark], values[name] = name, mark
@@ -156,17 +202,19 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
             outputs = tuple(session.recorder.number(t) for t in results if isinstance(t, Tensor))
             session.end()
     except (RuntimeError, ValueError, TypeError, IndexError):
-        return None  # a spelling that does not take the small example: nothing is looked for by it
+        return None
     graph = canonical.build(session.capture.graph)
+    if len({node.calls for node in graph.nodes.values()}) < 2:
+        return None
     return Pattern(chain, spelling.__name__, scalars, graph, outputs[: chain.outputs], places, marks)
 
 
-def example(chain: Chain, name: str, generator: torch.Generator) -> Tensor:
+def example(chain: Chain, name: str, generator: torch.Generator, flat: bool = False) -> Tensor:
     """A small random tensor for an argument, by its shape in letters."""
     shape: list[int] = []
     for word in chain.shapes[name].split():
         if word.startswith("*"):
-            shape += [2, max(1, chain.sizes[word[1:]] // 2)]
+            shape += [chain.sizes[word[1:]]] if flat else [2, max(1, chain.sizes[word[1:]] // 2)]
         else:
             shape.append(chain.sizes[word.partition("|")[0]])
     if name in chain.integers:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from kdk_bench.audit import runs
 from kdk_bench.audit.chips import on_host, seconds
+from kdk_bench.audit.fills import OPEN, for_operator
 from kdk_bench.audit.support import Platform, Support
 from kdk_bench.audit.trace import Capture, Group, Meta
 
@@ -25,7 +27,7 @@ ACTS = ("missing", "fallback", "chain", "loop", "code", "library")
 @dataclass
 class Finding:
     """One thing to know or do. platform: "" for all. cost: seconds per step, now and after, with how they are known. filled_by: what
-    (kdk, rewrite, open), name, evidence. kernel, program: for `kdk new`, the kind of kernel and the calls as text."""
+    (kdk, rewrite, open), name, evidence. program: for `kdk new`, the calls as text or the name of a formula."""
 
     id: str
     kind: str
@@ -41,7 +43,6 @@ class Finding:
     filled_by: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     new: bool = False
-    kernel: str = ""
     program: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -57,9 +58,6 @@ def identity(kind: str, platform: str, *what: str) -> str:
     text = "/".join(re.sub(r"\d+", "*", w) if "." in w or w.isdigit() else w for w in what)
     digest = hashlib.sha256(f"{kind}/{platform}/{text}".encode()).hexdigest()[:8]
     return "-".join(filter(None, (kind.replace(" ", "-"), platform, digest)))
-
-
-OPEN = {"what": "open", "name": "", "evidence": []}
 
 
 @dataclass
@@ -93,8 +91,9 @@ def of_operators(ops: Sequence[Op], platforms: Sequence[Platform], fills: Mappin
             if finding is None:
                 finding = found[key] = Finding(
                     key, kind, platform.name, op.group.name, "", op.group.modules[0], op.group.lines[0], blocking=kind == "missing",
-                    says=support.condition, filled_by=fills.get(op.group.name, OPEN) if kind in ACTS else {},
+                    says=support.condition, filled_by=for_operator(op.group, platform, fills, OPEN if kind in ACTS else {}),
                     evidence={"kind": support.evidence, "source": support.source},
+                    program=runs.program_of(op.group.example) if kind in ("missing", "fallback", "unknown") and op.group.example else {},
                 )  # fmt: skip
             _add(finding, op.group, platform, support)
     return list(found.values())

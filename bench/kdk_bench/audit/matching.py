@@ -112,7 +112,7 @@ def find(capture: Capture, grad: bool, known: Sequence[Hit] = ()) -> list[Hit]:
         if not _may_occur(pattern, graph):
             continue
         for found in _occurrences(pattern, graph):
-            key = (pattern.chain.name, tuple(sorted(pattern.scalars.items())), form(pattern), tuple(sorted(found.calls)))
+            key = (pattern.chain.reference, tuple(sorted(pattern.scalars.items())), form(pattern), tuple(sorted(found.calls)))
             if key not in seen:
                 seen.add(key)
                 candidates.append(found)
@@ -176,7 +176,7 @@ def _match(pattern_value: int, value: int, found: Found, graph: canonical.Graph)
     if at in found.pattern.places:
         name = found.pattern.places[at]
         before = found.bound.get(name)
-        if before and graph.root(before[0]) != root:
+        if (before and graph.root(before[0]) != root) or _is_mask(root, graph):
             return
         result = found.copy()
         for link in graph.chain(value):
@@ -198,6 +198,15 @@ def _match(pattern_value: int, value: int, found: Found, graph: canonical.Graph)
     result.values[at] = root
     result.calls |= set(node.calls) | _between(value, root, graph)
     yield from _children(wanted, node, result, graph)
+
+
+def _is_mask(value: int, graph: canonical.Graph) -> bool:
+    """Drawn at random, and scaled: a dropout's mask multiplies what it is applied to as a gate would."""
+    node = graph.node(value)
+    while node is not None and node.op != "bernoulli":
+        refs = [child for child in node.children if isinstance(child, Ref)]
+        node = graph.node(refs[0].number) if node.op == "mul" and len(refs) == 1 else None
+    return node is not None
 
 
 def _between(value: int, root: int, graph: canonical.Graph) -> set[int]:
@@ -256,6 +265,7 @@ def _confirm(found: Found, capture: Capture, graph: canonical.Graph, calls: Mapp
     mine = tuple(calls[n] for n in sorted(found.calls))
     reason = ""
     for inputs, sizes in itertools.islice(_bindings(found, capture), TRIES):
+        scalars |= {argument: sizes[letter] for letter, argument in chain.sized.items() if letter in sizes}
         verdict = _agrees(chain, inputs, scalars, outputs, capture)
         if verdict is True:
             return Hit(chain, found.pattern.spelling, mine, inputs, scalars, outputs, sizes, True)
@@ -269,13 +279,14 @@ def _confirm(found: Found, capture: Capture, graph: canonical.Graph, calls: Mapp
 def _bindings(found: Found, capture: Capture) -> Iterator[tuple[dict[str, Input], dict[str, int]]]:
     """Assignments of values to the tensor arguments whose shapes fit the declaration's letters; the value before a cast first."""
     chain = found.pattern.chain
-    names = [n for n in chain.arguments if n in chain.shapes]
+    names = [n for n in chain.arguments if n in chain.shapes and (n in found.bound or n not in chain.optional)]
     everything = list(dict.fromkeys(v for values in found.bound.values() for v in values))
 
     def assign(at: int, inputs: dict[str, Input], sizes: dict[str, int]) -> Iterator[tuple[dict[str, Input], dict[str, int]]]:
         if at == len(names):
-            if _outputs_fit(found, sizes, capture):
-                yield inputs, sizes
+            fitted = _with_outputs(found, sizes, capture)
+            if fitted is not None:
+                yield inputs, fitted
             return
         name = names[at]
         options = list(reversed(found.bound[name])) if name in found.bound else everything
@@ -290,16 +301,25 @@ def _bindings(found: Found, capture: Capture) -> Iterator[tuple[dict[str, Input]
     yield from assign(0, {}, {})
 
 
-def _outputs_fit(found: Found, sizes: Mapping[str, int], capture: Capture) -> bool:
-    """Every output that was found has as many elements as the letters say."""
-    shapes = list(found.pattern.chain.shapes.items())
-    outputs = [text for name, text in shapes if name not in found.pattern.chain.arguments][: len(found.pattern.outputs)]
+def _with_outputs(found: Found, sizes: Mapping[str, int], capture: Capture) -> dict[str, int] | None:
+    """The sizes, with those that an argument says (a k) read off the outputs; None unless every output that was found has as many
+    elements as its letters."""
+    chain, result = found.pattern.chain, dict(sizes)
+    outputs = [text for name, text in chain.shapes.items() if name not in chain.arguments][: len(found.pattern.outputs)]
     for text, value in zip(outputs, found.pattern.outputs):
         place = found.values.get(found.pattern.graph.root(value), -1)
+        if place < 0:
+            continue
+        elements = math.prod(capture.metas[place].shape)
         letters = [word.strip("*").partition("|")[0] for word in text.split()]
-        if place >= 0 and math.prod(sizes.get(letter, 1) for letter in letters) != math.prod(capture.metas[place].shape):
-            return False
-    return True
+        known = math.prod(result.get(letter, 1) for letter in letters)
+        unknown = [letter for letter in letters if letter in chain.sized and letter not in result]
+        if len(unknown) == 1 and known:
+            result[unknown[0]] = elements // known
+            known *= result[unknown[0]]
+        if known != elements:
+            return None
+    return result
 
 
 def _agrees(chain: Chain, inputs: Mapping[str, Input], scalars: Mapping[str, Any], outputs: Sequence[int], capture: Capture) -> bool | str:
@@ -312,7 +332,7 @@ def _agrees(chain: Chain, inputs: Mapping[str, Input], scalars: Mapping[str, Any
         if (0 if tensor.is_inference() else tensor._version) != version:
             return "its tensors were changed in place afterwards"
         known[value] = tensor.detach()
-    arguments = [inputs[n].of(known[inputs[n].value]) if n in inputs else scalars.get(n) for n in chain.arguments]
+    arguments = chain.values({**scalars, **{n: given.of(known[given.value]) for n, given in inputs.items()}})
     try:
         with torch.no_grad():
             result = chain.reference(*arguments)

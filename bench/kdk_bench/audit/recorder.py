@@ -60,7 +60,8 @@ class Recorder(TorchDispatchMode):
             self.numbers[tensor] = self.next
             self.capture.metas[self.next] = counting.meta(tensor)
             if self.keep:
-                self._keep(tensor, self.next)
+                # torch counts a change only after this call: what was changed is kept as a copy, which nothing changes.
+                self._keep(tensor.detach().clone() if new else tensor, self.next)
             self.next += 1
         return int(self.numbers[tensor])
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from kdk_bench.audit import canonical
 from kdk_bench.audit.trace import Call, Capture, Ref
@@ -68,11 +71,13 @@ def _fits(call: Call, capture: Capture) -> bool:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop in Python whose turns wait for each other. turns: how many; operators: what one turn calls."""
+    """A loop in Python whose turns wait for each other. turns: how many; operators: what one turn calls. linear: it is
+    h = a * h + b, and the captured tensors are so."""
 
     turns: int
     operators: tuple[str, ...]
     calls: tuple[Call, ...]
+    linear: bool = False
 
 
 def loops(capture: Capture) -> list[Loop]:
@@ -90,8 +95,32 @@ def loops(capture: Capture) -> list[Loop]:
     for groups in found.values():
         turns = min(len(g) for g in groups)
         operators = tuple(dict.fromkeys(g[0].op for g in groups))
-        result.append(Loop(turns, operators, tuple(c for g in groups for c in g)))
+        result.append(Loop(turns, operators, tuple(c for g in groups for c in g), _is_linear(groups, graph, capture)))
     return result
+
+
+def _is_linear(groups: Sequence[Sequence[Call]], graph: canonical.Graph, capture: Capture) -> bool:
+    """One product and one sum a turn, the product with the sum of the turn before; the captured states are checked to follow it."""
+    products = [g for g in groups if g[0].op == "aten::mul"]
+    sums = [g for g in groups if g[0].op == "aten::add"]
+    if len(groups) != 2 or len(products) != 1 or len(sums) != 1 or len(products[0]) != len(sums[0]):
+        return False
+    kept = {number: tensor for number, (tensor, version) in capture.tensors.items() if tensor.is_inference() or tensor._version == version}
+    states = [c.outputs[0] for c in sums[0]]
+    factors = [_other(c, before, graph) for c, before in zip(products[0][1:], states)]
+    terms = [_other(c, product.outputs[0], graph) for c, product in zip(sums[0][1:], products[0][1:])]
+    turns = list(zip(factors, states, terms, states[1:]))
+    if any(value not in kept for turn in turns for value in turn):
+        return False
+    with torch.no_grad():
+        return all(torch.allclose(kept[a] * kept[h] + kept[b], kept[then], rtol=1e-3) for a, h, b, then in turns)  # type: ignore[index]
+
+
+def _other(call: Call, value: int, graph: canonical.Graph) -> int | None:
+    """The operand of a call of two that is not this value, views aside."""
+    operands = list(call.inputs())
+    others = [n for n in operands if graph.root(n) != graph.root(value)]
+    return others[0] if len(operands) == 2 and len(others) == 1 else None
 
 
 def _sequential(calls: Sequence[Call], graph: canonical.Graph) -> bool:
@@ -127,9 +156,24 @@ def program(calls: Sequence[Call], inputs: Sequence[int], outputs: Sequence[int]
     return {"inputs": head, "steps": steps, "outputs": [names[v] for v in outputs if v in names]}
 
 
+def program_of(call: Call) -> dict[str, Any]:
+    """One call as such a program; {} where an argument cannot be written down, or where it changes an argument in place."""
+    numbers = list(call.inputs())
+    metas = dict(zip(numbers, call.metas))
+    names = {number: f"x{i}" for i, number in enumerate(metas)}
+    if not metas or not call.outputs or set(call.outputs) & set(numbers) or call.op.endswith("_") or len(numbers) != len(call.metas):
+        return {}
+    arguments = [text(a, names) for a in call.args] + [f"{k}={text(v, names)}" for k, v in call.kwargs.items()]
+    if any("<" in a or "device(" in a for a in arguments):
+        return {}
+    outputs = ["v0"] if len(call.outputs) == 1 else [f"v0[{i}]" for i in range(len(call.outputs))]
+    called = f"torch.ops.{call.op.replace('::', '.')}.{call.overload}({', '.join(arguments)})"
+    return {"inputs": [[names[n], str(m)] for n, m in metas.items()], "steps": [["v0", called]], "outputs": outputs}
+
+
 def text(value: Any, names: dict[int, str]) -> str:
     if isinstance(value, Ref):
         return names.get(value.number, f"x{value.number}")
     if isinstance(value, list | tuple):
         return f"[{', '.join(text(v, names) for v in value)}]"
-    return repr(value)
+    return repr(value) if not isinstance(value, float) or math.isfinite(value) else f"float('{value}')"

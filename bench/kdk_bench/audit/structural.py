@@ -7,8 +7,8 @@ from typing import Any
 
 from kdk_bench.audit import runs
 from kdk_bench.audit.chips import seconds
-from kdk_bench.audit.fills import refusal
-from kdk_bench.audit.findings import OPEN, Finding, identity
+from kdk_bench.audit.fills import OPEN, refusal
+from kdk_bench.audit.findings import Finding, identity
 from kdk_bench.audit.matching import Hit
 from kdk_bench.audit.support import Platform
 from kdk_bench.audit.trace import Call, Capture, Meta
@@ -44,6 +44,7 @@ def of_chains(hits: Sequence[Hit], capture: Capture, platforms: Sequence[Platfor
                     filled_by=filled(hit, capture, platform, fills),
                     evidence=_evidence(hit),
                     cost={"now": 0.0, "after": 0.0, "evidence": "modelled"},
+                    program=_formula(hit, capture) if hit.chain.name not in fills else {},
                 )
             finding.calls_per_step += 1
             finding.cost["now"] += seconds(platform.chip, *forward)
@@ -63,6 +64,15 @@ def filled(hit: Hit, capture: Capture, platform: Platform, fills: Mapping[str, d
         return entry
     reason = refusal(hit, capture, platform)
     return {"what": "open", "name": f"{entry['name']} refuses: {reason}", "evidence": []} if reason else entry
+
+
+def _formula(hit: Hit, capture: Capture) -> dict[str, Any]:
+    """For `kdk new`: the catalogue's formula with the tensors and numbers that were observed."""
+    inputs = []
+    for name, given in hit.inputs.items():
+        meta = capture.metas[given.value]
+        inputs.append([name, str(Meta(meta.dtype, given.shape(meta.shape) or meta.shape, "contiguous"))])
+    return {"formula": hit.chain.name, "inputs": inputs, "scalars": {n: hit.scalars[n] for n in hit.chain.scalars if n in hit.scalars}}
 
 
 def native(hit: Hit, platform: Platform) -> bool:
@@ -130,7 +140,6 @@ def of_runs(hits: Sequence[Hit], capture: Capture, platforms: Sequence[Platform]
                     says=f"{len(run.calls)} operators where one would do: {forms}",
                     filled_by=OPEN,
                     cost={"now": 0.0, "after": 0.0, "evidence": "modelled"},
-                    kernel="elementwise",
                     evidence={"kind": "measured", "source": "the eager run; a compiler fuses these inside one graph"},
                     program=runs.program(run.calls, run.inputs, (run.output,), capture),
                 )
@@ -140,12 +149,14 @@ def of_runs(hits: Sequence[Hit], capture: Capture, platforms: Sequence[Platform]
     return list(found.values())
 
 
-def of_loops(capture: Capture, platforms: Sequence[Platform]) -> list[Finding]:
-    """Loops in Python whose turns wait for each other: a launch per operator and turn."""
+def of_loops(capture: Capture, platforms: Sequence[Platform], fills: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Loops in Python whose turns wait for each other: a launch per operator and turn. fills: of every platform."""
     found = []
     for loop in runs.loops(capture):
         first = loop.calls[0]
         names = ", ".join(op.rpartition("::")[2] for op in loop.operators)
+        pattern = "linear_recurrence" if loop.linear else "loop"
+        confirmed = "the captured states are h = a * h + b" if loop.linear else "the eager run"
         moved = sum(c.bytes for c in loop.calls), sum(c.flops for c in loop.calls), len(loop.calls)
         for platform in platforms:
             now = seconds(platform.chip, *moved)
@@ -155,14 +166,13 @@ def of_loops(capture: Capture, platforms: Sequence[Platform]) -> list[Finding]:
                     "loop",
                     platform.name,
                     "",
-                    "loop",
+                    pattern,
                     first.module,
                     first.line,
                     calls_per_step=len(loop.calls),
                     says=f"a Python loop of {loop.turns} turns, each waiting for the one before: {names}",
-                    filled_by=OPEN,
-                    evidence={"kind": "measured", "source": "the eager run"},
-                    kernel="row",
+                    filled_by=fills[platform.name].get(pattern, OPEN),
+                    evidence={"kind": "measured", "source": confirmed},
                     cost={"now": now, "after": seconds(platform.chip, moved[0] / 3, moved[1], 1), "evidence": "modelled"},
                 )
             )

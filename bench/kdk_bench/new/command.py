@@ -8,13 +8,13 @@ import click
 
 from kdk.errors import UsageError
 
-KINDS = ("elementwise", "row")
+KINDS = ("elementwise", "row", "matmul", "gather")
 
 
 @click.command("new")
 @click.argument("name")
 @click.option("--from-audit", "source", nargs=2, metavar="REPORT ID", help="A `kdk audit --json` report and the id of a finding in it.")
-@click.option("--kind", type=click.Choice(KINDS), default=None, help="The kernels' skeleton. Default: the finding's, else elementwise.")
+@click.option("--kind", type=click.Choice(KINDS), default=None, help="The kernels' skeleton; of a finding its own. Default: elementwise.")
 @click.option("--dir", "folder", default=".", show_default=True, metavar="DIR", help="Where the operator's folder goes.")
 def new_command(name: str, source: tuple[str, str] | None, kind: str | None, folder: str) -> None:
     """Write the folder of an operator: declaration, cases, reference, patterns, and kernels in Triton, Pallas and NKI.
@@ -24,8 +24,10 @@ def new_command(name: str, source: tuple[str, str] | None, kind: str | None, fol
     """
     from kdk_bench.new.writing import write
 
-    finding = _finding(*source) if source else None
-    path = write(name, kind or str((finding or {}).get("kernel") or "elementwise"), finding, folder)
+    if source and kind:
+        problem = "--kind with --from-audit"
+        raise UsageError("NEW-KIND", problem, value=kind, limit="the finding's own kind", way_out="leave --kind out")
+    path = write(name, kind or "elementwise", _finding(*source) if source else None, folder)
     click.echo(f"wrote {path}: kdk check --ops {folder}")
 
 
@@ -36,9 +38,8 @@ def _finding(report: str, identity: str) -> dict[str, object]:
     for finding in read(report, SCHEMA)["findings"]:
         if finding["id"] == identity:
             if not finding["program"]:
-                limit = "findings of the kind chain with the pattern element-wise, and operators that a platform lacks"
-                raise UsageError(
-                    "NEW-FINDING", f"{identity} has no program that a reference could be made of", value=finding["kind"], limit=limit
-                )
+                limit = "open chains, and operators that a platform lacks or is not known to have"
+                problem = f"{identity} has no program that a reference could be made of"
+                raise UsageError("NEW-FINDING", problem, value=finding["kind"], limit=limit, way_out="kdk new NAME --kind KIND")
             return dict(finding)
     raise UsageError("NEW-FINDING", "the report has no finding of this id", value=identity, way_out=f"the ids are in {Path(report).name}")
