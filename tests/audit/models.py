@@ -68,3 +68,16 @@ class MishLike(nn.Module):
 def mish_like() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = nn.Sequential(nn.Linear(8, 16), MishLike(), nn.Linear(16, 16), MishLike(), nn.Linear(16, 4))
     return model, (torch.randn(4, 8),), {}
+
+
+class Scores(nn.Module):
+    """Attention written out with a bias, then a median per row."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(q @ k.transpose(-1, -2) * 0.25 + bias, -1) @ v
+        return y.median(-1).values
+
+
+def scores() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    return Scores(), (torch.randn(2, 3, 5, 16), torch.randn(2, 3, 7, 16), torch.randn(2, 3, 7, 16), torch.randn(1, 1, 5, 7)), {}

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,8 +115,12 @@ def _called(op: Op) -> Callable[..., Any]:
         results = (results if isinstance(results, tuple) else (results,))[: len(op.outputs)]
         return results[0] if len(results) == 1 else results
 
+    parameters = op.signature.parameters
+
     def reference(*args: Any) -> Any:
-        return public(raw, *args)
+        named = dict(zip(parameters, args))
+        behind = {n: v for n, v in named.items() if parameters[n].kind is inspect.Parameter.KEYWORD_ONLY}
+        return public(raw, *(v for n, v in named.items() if n not in behind), **behind)
 
     reference.__signature__ = op.signature  # type: ignore[attr-defined]
     return reference
@@ -194,7 +199,8 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
             return None
     tensors = [v for v in values.values() if isinstance(v, Tensor)]
     try:
-        with session.running():
+        with warnings.catch_warnings(), session.running():
+            warnings.simplefilter("ignore")  # a spelling's own affair, and no word to the model's author
             session.begin(tensors, keep=False)
             places = {session.recorder.number(v): n for n, v in values.items() if isinstance(v, Tensor)}
             result = spelling(*values.values())

@@ -116,7 +116,8 @@ def find(capture: Capture, grad: bool, known: Sequence[Hit] = ()) -> list[Hit]:
             if key not in seen:
                 seen.add(key)
                 candidates.append(found)
-    candidates.sort(key=lambda f: -len(f.calls))
+    # Of equally large ones those whose calls lie together: a query and its key, not the keys of two layers.
+    candidates.sort(key=lambda f: (-len(f.calls), max(f.calls) - min(f.calls)))
     hits: list[Hit] = []
     taken: set[int] = set()
     by_number = {call.number: call for call in capture.graph}
@@ -348,7 +349,8 @@ def _close(expected: Tensor, got: Tensor) -> bool:
         return False
     tolerance = FINE if min(expected.element_size(), got.element_size()) >= 4 else COARSE
     e = expected.double() if not expected.is_complex() else expected
-    orders = [tuple(range(got.dim()))] if got.dim() > 4 or got.shape == expected.shape else list(itertools.permutations(range(got.dim())))
+    # Equal shapes prove no order: as many heads as steps look alike.
+    orders = [tuple(range(got.dim()))] if got.dim() > 4 else list(itertools.permutations(range(got.dim())))
     pairs_apart = (
         [got.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)] if got.dim() and got.shape[-1] % 2 == 0 and got.shape[-1] else []
     )

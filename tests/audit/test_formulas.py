@@ -1,0 +1,125 @@
+"""Each formula that models spell out is found in a small module of its own, and what only looks like one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kdk.ops  # noqa: F401  (registers the operators)
+from kdk_bench.audit import audit, support
+from kdk_bench.audit.running import run
+
+
+class Of(nn.Module):
+    """A function as a model, with a parameter so that there is a backward."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function, self.one = function, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.one)
+
+
+def found(function: Callable[..., Tensor], *shape: int, train: bool = True) -> dict[str, Any]:
+    """The report of the function on random numbers."""
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    capture = run(lambda: (Of(function), (x,), {}), train=train).capture
+    assert not capture.error
+    return audit.report(capture, support.platforms(["tpu"], {}, {}, []), "test")
+
+
+K, V, BIAS = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8), torch.randn(1, 3, 6, 7)
+WINDOW = torch.full((6, 6), float("-inf")).triu(1) + torch.full((6, 6), float("-inf")).tril(-3)
+WINDOW = WINDOW[None, None]
+HEAD, TARGET = torch.randn(32, 16), torch.randint(0, 32, (10,))
+AFFINE = torch.randn(16), torch.randn(16)
+
+
+def softcapped(q: Tensor) -> Tensor:
+    scores = torch.tanh(q @ K.transpose(2, 3) * 0.3 / 20.0) * 20.0
+    return torch.softmax(scores + BIAS, -1) @ V
+
+
+def windowed(q: Tensor) -> Tensor:
+    return torch.softmax(q @ q.transpose(2, 3) / 8**0.5 + WINDOW, -1) @ q
+
+
+def top_3_of_8(x: Tensor) -> Tensor:
+    weights = x.softmax(-1).topk(3, -1)[0]
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def top_3_changed_in_place(x: Tensor) -> Tensor:
+    weights = x.softmax(-1).topk(3, -1)[0]
+    weights /= weights.sum(-1, keepdim=True)
+    return weights * 1.0
+
+
+def nucleus_from_below(x: Tensor) -> Tensor:
+    return x.sort(descending=False)[0].softmax(-1).cumsum(-1)
+
+
+def quantised(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    return (x / scale).round().clamp(-128, 127) * scale
+
+
+FORMULAS: list[tuple[str, Callable[..., Tensor], tuple[int, ...]]] = [
+    ("attention", lambda q: torch.softmax(q @ K.mT * 0.3, -1) @ V, (2, 3, 6, 8)),
+    ("attention_with_bias", lambda q: torch.softmax(q @ K.mT / 2.5 + BIAS, -1) @ V, (2, 3, 6, 8)),
+    ("attention_with_bias", windowed, (2, 3, 6, 8)),
+    ("attention_with_bias_unscaled", lambda q: torch.softmax(q @ K.mT + BIAS, -1) @ V, (2, 3, 6, 8)),
+    ("attention_with_softcap", softcapped, (2, 3, 6, 8)),
+    ("linear_cross_entropy", lambda x: F.cross_entropy(F.linear(x, HEAD), TARGET), (10, 16)),
+    ("router_topk", top_3_of_8, (5, 8)),
+    ("router_topk", top_3_changed_in_place, (5, 8)),
+    ("router_topk", lambda x: x.topk(3, -1)[0].softmax(-1), (5, 8)),
+    ("sample_top_k_top_p", lambda x: x.sort(descending=True)[0].softmax(-1).cumsum(-1), (3, 50)),
+    ("sample_top_k_top_p", nucleus_from_below, (3, 50)),
+    ("group_norm_silu", lambda x: F.silu(F.group_norm(x, 4, *AFFINE)), (2, 16, 5, 3)),
+    ("gelu_and_mul", lambda x: F.gelu(x[..., :8]) * x[..., 8:], (4, 16)),
+    ("gelu_tanh_and_mul", lambda x: F.gelu(x[..., :8], approximate="tanh") * x[..., 8:], (4, 16)),
+    ("dynamic_quant", quantised, (6, 16)),
+]
+
+
+@pytest.mark.parametrize(("name", "function", "shape"), FORMULAS)
+def test_found_and_confirmed(name: str, function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    report = found(function, *shape)
+    assert report["capture"]["chains"] == {name: [""]}
+    (finding,) = [f for f in report["findings"] if f["kind"] == "chain" and f["pattern"] == name]
+    assert finding["evidence"]["kind"] == "measured"
+    operators = ("linear_cross_entropy", "router_topk", "sample_top_k_top_p")
+    assert finding["filled_by"]["what"] == ("kdk" if name in operators else "open")
+
+
+@pytest.mark.parametrize("activation", [F.silu, F.gelu])
+def test_a_dropout_is_no_gate(activation: Callable[..., Tensor]) -> None:
+    assert found(lambda x: F.dropout(activation(x), 0.3, training=True), 8, 16)["capture"]["chains"] == {}
+
+
+def test_a_loop_over_time_is_pointed_at_the_scan_only_where_it_is_one() -> None:
+    def scan(x: Tensor, step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for t in range(12):
+            state = step(x[:, t], state)
+            states.append(state)
+        return torch.stack(states, 1)
+
+    def loop(step: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
+        report = found(lambda x: scan(x, step), 2, 12, 4)
+        (finding,) = [f for f in report["findings"] if f["kind"] == "loop"]
+        return dict(finding)
+
+    linear = loop(lambda x, state: x.sigmoid() * state + x)
+    assert linear["pattern"] == "linear_recurrence" and linear["filled_by"]["name"] == "kdk.ops.linear_recurrence (pallas)"
+    assert "h = a * h + b" in linear["evidence"]["source"]
+    other = loop(lambda x, state: torch.tanh(x * state + x))
+    assert other["pattern"] == "loop" and other["filled_by"]["what"] == "open"
