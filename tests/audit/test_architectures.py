@@ -36,6 +36,9 @@ ROPES = (
     "gptj",
     "cohere",
 )
+ROUTERS = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_next")
+HEADS = ("llama", "mistral_window", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "phi3", "glm", "gpt2", "mamba", "mamba2")
+SCANS = {"mamba": 2, "recurrent": 1}
 WITHOUT = ("gpt2", "bert", "whisper", "clip", "dinov2", "convnext", "swin", "resnet", "gat", "graph_sage", "dlrm", "sampler", "rwkv")
 
 
@@ -60,6 +63,18 @@ def test_captured_and_counted(factory: Any) -> None:
     if name in ROPES:
         listed = [path for path, cls in capture.modules.items() if cls.endswith("Attention")]
         assert Counter(chains["rope"]) == Counter(listed)
+    if name == "generate":  # four calls of the model, of two layers
+        assert len(chains["rope"]) == chains["rope"].count("model.model.layers.0.self_attn") * 2 == 8
+    if name in ROUTERS:
+        listed = [path for path, cls in capture.modules.items() if cls.endswith("TopKRouter")]
+        assert Counter(chains["router_topk"]) == Counter(listed)
+    if name in HEADS:
+        assert chains["linear_cross_entropy"] == [""]
+    if name in SCANS:
+        loops = {f["module"] for f in report["findings"] if f["kind"] == "loop" and f["pattern"] == "linear_recurrence"}
+        assert len(loops) == SCANS[name]
+    if name in ("sampler", "generate"):
+        assert "sample_top_k_top_p" in chains
     if name in WITHOUT:
         assert not {"rms_norm", "add_rms_norm", "silu_and_mul", "rope"} & set(chains)
     for finding in report["findings"]:
@@ -70,4 +85,4 @@ def test_captured_and_counted(factory: Any) -> None:
 
 def test_there_are_enough_and_kdk_knows_its_operators() -> None:
     assert len(ARCHITECTURES) >= 24 and kdk.ops.rms_norm is not None
-    assert all(hasattr(architectures, name) for name in (*NORMS, *GLUS, *ROPES, *WITHOUT))
+    assert all(hasattr(architectures, name) for name in (*NORMS, *GLUS, *ROPES, *ROUTERS, *HEADS, *SCANS, *WITHOUT))

@@ -145,6 +145,74 @@ def test_explain_and_github(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "aten::median" in out and "torch_tpu 0.2.0" in out and "forward x1" in out
 
 
+BROKEN = """
+import torch
+from torch import nn
+
+class Raises(nn.Module):
+    def forward(self, x):
+        raise ValueError("boom")
+
+class Idle(nn.Module):
+    def forward(self, x):
+        return x
+
+def raises():
+    return Raises(), (torch.randn(2, 4),)
+
+def idle():
+    return Idle(), (torch.randn(2, 4),)
+
+def factory_raises():
+    raise KeyError("nope")
+
+def exits():
+    raise SystemExit(3)
+
+def wants_an_argument(width):
+    return nn.Linear(width, 4), (torch.randn(2, 4),)
+
+def yields_nothing():
+    return
+    yield
+
+def no_dictionary():
+    return nn.Linear(4, 4), (torch.randn(2, 4),), 3
+
+def no_tuple():
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+def no_loss():
+    return nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda out: 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "code", "said"),
+    [
+        ("raises", cli.UNDETERMINED, "ValueError: boom (broken.py:7)"),
+        ("idle", cli.UNDETERMINED, "called no operator"),
+        ("factory_raises", cli.USAGE, "KeyError: 'nope' (broken.py:20)"),
+        ("exits", cli.USAGE, "SystemExit: 3"),
+        ("wants_an_argument", cli.USAGE, "without arguments"),
+        ("yields_nothing", cli.USAGE, "the factory gave nothing"),
+        ("no_dictionary", cli.USAGE, "(Linear, tuple, int)"),
+        ("no_tuple", cli.USAGE, "(Linear, Tensor)"),
+        ("no_loss", cli.USAGE, "a tensor with a gradient"),
+    ],
+)
+def test_broken_models_and_factories(
+    factory: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    assert run(f"broken:{factory}", "--target", "tpu", *(["--train"] if factory == "no_loss" else [])) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err and "Traceback" not in captured.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from tests.browser import chromium
 
 from kdk_bench import cli
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Clicks a platform's filter, searches, sorts, and leaves what it saw in the page's title.
 CLICKS = """
 <script>
@@ -57,12 +56,11 @@ def test_the_page_is_whole_by_itself(page: tuple[str, dict[str, object]]) -> Non
 
 @pytest.mark.slow
 def test_the_page_works_in_a_browser(page: tuple[str, dict[str, object]], tmp_path: Path) -> None:
-    if BROWSER is None:
-        pytest.skip("no Chromium here: `make browser` installs it")
+    browser = chromium()
     text, report = page
     file = tmp_path / "page.html"
     file.write_text(text.replace("</body>", CLICKS + "</body>"))
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom", file.as_uri()]
+    command = [*browser, "--virtual-time-budget=2000", "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     match = re.search(r"RESULT(.*?)END", done.stdout)
     assert match, done.stdout[:2000]

@@ -31,7 +31,7 @@ def forget() -> Any:
         del registry.OPERATORS[name]
 
 
-@pytest.mark.parametrize("kind", ["elementwise", "row"])
+@pytest.mark.parametrize("kind", ["elementwise", "row", "matmul", "gather"])
 def test_a_new_operator_passes_its_check_in_every_language(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("new", f"new_{kind}", "--kind", kind, "--dir", str(tmp_path)) == 0
     report = tmp_path / "report.json"
@@ -80,14 +80,55 @@ def test_from_a_finding_to_a_filled_gap(tmp_path: Path) -> None:
     assert {r["outcome"] for r in json.loads(check.read_text())["results"]} == {"passed"}
 
 
+@pytest.mark.slow
+def test_a_missing_operator_and_a_formula_become_operators(tmp_path: Path) -> None:
+    """On TPU: a median, which it lacks, and attention with a bias, whose Pallas kernel is then written."""
+    report, folder = tmp_path / "report.json", tmp_path / "ops"
+    audited = ("audit", "tests.audit.models:scores", "--target", "tpu", "--json", str(report))
+
+    def findings(*more: str) -> dict[str, dict[str, Any]]:
+        apart(*audited, *more)
+        found = json.loads(report.read_text())["findings"]
+        return {f["kind"]: f for f in found if f["kind"] in ("missing", "chain")}
+
+    gaps = findings()
+    assert gaps["missing"]["op"] == "aten::median.dim" and gaps["chain"]["pattern"] == "attention_with_bias"
+    for name, gap in (("row_median", gaps["missing"]), ("biased_attention", gaps["chain"])):
+        assert apart("new", name, "--from-audit", str(report), gap["id"], "--dir", str(folder)) == 0
+    check = tmp_path / "check.json"
+    options = ("--ops", str(folder), "--jobs", "0", "--dtype", "float32", "--json", str(check))
+    assert apart("check", *options) == cli.HOLDS
+    outcomes = {(r["op"], r["implementation"], r["outcome"]) for r in json.loads(check.read_text())["results"]}
+    for name in ("row_median", "biased_attention"):
+        assert {(i, o) for op, i, o in outcomes if op == name} == {
+            ("reference", "passed"), ("triton", "refused"), ("pallas", "refused"), ("nki", "refused")
+        }  # fmt: skip
+    unwritten = findings("--ops", str(folder))
+    assert unwritten["chain"]["pattern"] == "biased_attention"
+    assert all(f["filled_by"]["what"] == "open" and "not written yet" in f["filled_by"]["name"] for f in unwritten.values())
+    formulas = {
+        "biased_attention": "    return jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2) * scale + bias, -1) @ v",
+        "row_median": "    at = (x0.shape[-1] - 1) // 2\n    return jnp.sort(x0)[..., at], jnp.argsort(x0)[..., at]",
+    }
+    for name, formula in formulas.items():
+        kernel = folder / name / "pallas.py"
+        text = re.sub(r"    # To be written.*\n    raise NotImplementedError", formula, kernel.read_text())
+        kernel.write_text(text[: text.index("\n\ndef supports")])
+    filled = findings("--ops", str(folder))
+    assert {f["filled_by"]["name"] for f in filled.values()} == {f"kdk.ops.{name} (pallas)" for name in formulas}
+    assert apart("check", *options, "biased_attention", "--implementation", "pallas") == cli.HOLDS
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["Bad-Name"], "small letters"),
         (["rms_norm"], "there is an operator"),
         (["fine", "--from-audit", "pyproject.toml", "x"], "could not be read as JSON"),
+        (["fine", "--from-audit", "pyproject.toml", "x", "--kind", "row"], "leave --kind out"),
+        (["fine", "--dir", "pyproject.toml"], "could not be written"),
     ],
 )
 def test_usage(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("new", *arguments, "--dir", str(tmp_path)) == cli.USAGE
+    assert run("new", "--dir", str(tmp_path), *arguments) == cli.USAGE
     assert said in capsys.readouterr().err

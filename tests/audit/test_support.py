@@ -25,6 +25,47 @@ TABLE = """
 """
 
 
+REALISTIC = """
+# PyTorch operators
+
+Operators are listed by namespace. See [limitations](limits.md) | for more.
+
+## Pointwise
+
+| Op | Supported | Supported dtypes | Execution |
+| :--- | :---: | :--- | --- |
+| [`torch.add`](https://example.org/add) | Yes | fp32, bf16, int32 | Neuron |
+| `torch.ops.aten.silu.default` | ✅ | fp32, bf16 | Neuron |
+| **aten::erfinv** | Yes | fp32 | CPU fallback |
+| `aten::pow.Tensor_Scalar` | Partial | | Neuron |
+
+Some text between the tables.
+
+## Reductions and sorting
+
+| Supported | Op | Notes |
+| --- | --- | --- |
+| Yes | `aten::topk` | `k <= 16384`, see note \\| below |
+| No | `aten::median` | |
+| Yes | `aten::cumsum`, `aten::cumprod` | |
+| TBD | `aten::mode` | |
+"""
+
+
+def test_a_table_with_links_several_sections_and_lists_of_names(tmp_path: Path) -> None:
+    file = tmp_path / "operators.md"
+    file.write_text(REALISTIC)
+    ops = read_markdown(str(file))["ops"]
+    assert set(ops["families"]) == {"aten::cumsum", "aten::cumprod"}
+    # dtypes are a condition: what the model has may not be among them.
+    assert ops["conditional"]["aten::add"] == "fp32, bf16, int32" and ops["conditional"]["aten::silu"] == "fp32, bf16"
+    assert "aten::pow.Tensor_Scalar" in ops["conditional"] and "k <= 16384" in ops["conditional"]["aten::topk"]
+    assert set(ops["host"]) == {"aten::erfinv", "aten::median"}
+    neuron = platform("neuron", table=read_markdown(str(file)))
+    assert neuron.of("aten::mode").status == "unknown"  # to be done is no support
+    assert neuron.of("aten::add.Tensor").status == "conditional"  # a name without overload speaks for all of them
+
+
 def platform(name: str, **imported: object) -> support.Platform:
     return support.platforms([name], {}, {name: imported["table"]} if imported else {}, [])[0]  # type: ignore[dict-item]
 

@@ -48,25 +48,25 @@ def read_markdown(file: str) -> dict[str, Any]:
         text = Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("AUDIT-TABLE", f"{file} could not be read", value=str(error)) from None
-    ops: dict[str, Any] = {"native": [], "structured": {}, "explicit": [], "composite": [], "refused": [], "host": {}, "conditional": {}}
+    listed: dict[str, Any] = {kind: [] for kind in ("native", "families", "explicit", "composite", "refused")}
+    ops: dict[str, Any] = {**listed, "structured": {}, "host": {}, "conditional": {}}
     number = 0
     for row in rows(text):
-        name = _name(_column(row, "op", "name", "function"))
-        if not name:
-            continue
+        names = _names(_column(row, "op", "name", "function"))
         status = _column(row, "support", "status", "neuron", "device").lower()
         remarks = _column(row, "dtype", "type"), _column(row, "note", "remark", "limitation", "comment", "constraint")
         remark = "; ".join(filter(None, remarks))
         fallback = _column(row, "fallback", "cpu").lower()
-        number += 1
-        if _has(status, HOST) or (_has(fallback, YES) and not _has(fallback, NO)):
-            ops["host"][name] = remark or "on the CPU, as the vendor's table says"
+        number += len(names)
+        execution = _column(row, "execution", "runs", "placement").lower()
+        if _has(status, HOST) or _has(execution, HOST) or (_has(fallback, YES) and not _has(fallback, NO)):
+            ops["host"] |= dict.fromkeys(names, remark or "on the CPU, as the vendor's table says")
         elif _has(status, NO):
-            ops["host"][name] = remark or "not supported, as the vendor's table says"
+            ops["host"] |= dict.fromkeys(names, remark or "not supported, as the vendor's table says")
         elif _has(status, PARTLY) or remark:
-            ops["conditional"][name] = remark or "partly, as the vendor's table says"
+            ops["conditional"] |= dict.fromkeys(names, remark or "partly, as the vendor's table says")
         elif _has(status, YES):
-            ops["native"].append(name)
+            ops["families"] += names  # of a name without an overload: all of them
     if not number:
         limit = "a Markdown table with a column that names operators (aten::mm, torch.mm) and one that says if they are supported"
         raise UsageError("AUDIT-TABLE", f"{file} has no table of operators", limit=limit)
@@ -80,10 +80,10 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
     return any(re.search(rf"(^|\W){re.escape(word)}($|\W)", text) if word.isascii() else word in text for word in words)
 
 
-def _name(text: str) -> str:
-    """ "aten::add.Tensor" from the ways in which tables write it; "" where it is none."""
-    match = re.search(r"(?:aten::|aten\.|torch\.(?:ops\.aten\.)?|^)([A-Za-z_]\w*(?:\.\w+)?)", text)
-    if not match:
-        return ""
-    name = match[1].removesuffix(".default")
-    return f"aten::{name}"
+def _names(text: str) -> list[str]:
+    """ "aten::add.Tensor" from the ways in which tables write names, one or several in a cell; a link's address is none."""
+    text = re.sub(r"\]\([^)]*\)", " ", text)
+    found = re.findall(r"(?:aten::|aten\.|torch\.(?:ops\.aten\.|nn\.functional\.|Tensor\.)?)([A-Za-z_]\w*(?:\.\w+)?)", text)
+    if not found and (match := re.match(r"[\[\s`*]*([A-Za-z_]\w*(?:\.\w+)?)", text)):
+        found = [match[1]]
+    return [f"aten::{name.removesuffix('.default')}" for name in found]

@@ -9,8 +9,9 @@ import io
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,18 +43,28 @@ def from_factory(text: str) -> tuple[Callable[[], Any], list[str]]:
     module, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
+    limit = "pkg.module:factory, a .pt2 file, --script FILE or --hf CONFIG"
     try:
         loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not module.startswith(error.name or "?"):
-            raise
-        limit = "pkg.module:factory, a .pt2 file, --script FILE or --hf CONFIG"
-        raise UsageError("AUDIT-MODEL", "no such module", value=module, limit=limit, way_out="run from the folder it lies in") from None
+    except (Exception, SystemExit) as error:  # somebody's module may raise anything
+        way_out = "run from the folder it lies in"
+        if not module or (isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "?")):
+            raise UsageError("AUDIT-MODEL", "no such module", value=module or text, limit=limit, way_out=way_out) from None
+        way_out = f"python -c 'import {module}' shows where"
+        raise UsageError("AUDIT-MODEL", f"{module} could not be imported", value=said(error), limit=limit, way_out=way_out) from None
     factory = getattr(loaded, name, None) if name else None
     if not callable(factory):
         way_out = "a function that returns (module, args, kwargs) or yields several"
         raise UsageError("AUDIT-MODEL", f"{module} has no such function", value=repr(name), way_out=way_out)
     return factory, [inspect.getsourcefile(loaded) or ""]
+
+
+def said(error: BaseException) -> str:
+    """An error in a line: its type, its first line, and where it was raised."""
+    hidden = (str(Path(__file__).parent), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(hidden)]
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0]}" + (f" ({short(frames[-1].filename)}:{frames[-1].lineno})" if frames else "")
 
 
 def workloads(made: Any) -> Iterator[Workload]:
@@ -64,8 +75,11 @@ def workloads(made: Any) -> Iterator[Workload]:
             limit = "(module, args, kwargs) or (module, args, kwargs, loss)"
             raise UsageError("AUDIT-FACTORY", "what the factory returned", value=type(item).__name__, limit=limit)
         model, args, *rest = item
-        kwargs = dict(rest[0]) if rest else {}
-        yield Workload(model, tuple(args), kwargs, rest[1] if len(rest) > 1 else None)
+        kinds = [type(part).__name__ for part in item]
+        if not isinstance(args, tuple | list) or (rest and not isinstance(rest[0], Mapping)) or (len(rest) > 1 and not callable(rest[1])):
+            limit = "(module, a tuple of args, a dictionary of kwargs, a function of the output)"
+            raise UsageError("AUDIT-FACTORY", "what the factory returned", value=f"({', '.join(kinds)})", limit=limit)
+        yield Workload(model, tuple(args), dict(rest[0]) if rest else {}, rest[1] if len(rest) > 1 else None)
 
 
 def cast(work: Workload, dtype: str) -> Workload:
@@ -107,12 +121,18 @@ def run(factory: Callable[[], Any], train: bool, dtype: str = "") -> Session:
     session = Session("eager run")
     session.capture.forward_only = not train
     redirect = Redirect(session)
+    work = None
     with redirect.active():
         for work in workloads(_making(factory, session)):
             work = cast(work, dtype) if dtype else work
             if not attempt(session, lambda work=work: _run(session, work, train)):  # type: ignore[misc]
                 break
-        if not session.capture.error and session.capture.steps:
+        if work is None:
+            limit = "one (module, args, kwargs) at least"
+            raise UsageError("AUDIT-FACTORY", "the factory gave nothing", value="0 inputs", limit=limit, way_out="return or yield one")
+        if not session.capture.error and not any(step.calls for step in session.capture.steps):
+            session.capture.error = "the model called no operator"
+        if not session.capture.error:
             session.capture.graph_breaks = graph_break(work, session.capture)
     return session
 
@@ -153,9 +173,7 @@ def attempt(session: Session, function: Callable[[], Any]) -> bool:
     except KdkError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = str(error).strip().splitlines() or [""]
-        session.capture.error = f"{type(error).__name__}: {text[0]} ({short(last.filename)}:{last.lineno})"
+        session.capture.error = said(error)
         session.end()
         return False
     return True
@@ -170,18 +188,30 @@ def _making(factory: Callable[[], Any], session: Session) -> Any:
 
 
 def factory_under(factory: Callable[[], Any], session: Session) -> Any:
-    with session.functions:
+    with session.functions, _somebodys_factory():
         return factory()
 
 
 def _each(made: Iterator[Any], session: Session) -> Iterator[Any]:
     while True:
-        with session.functions:
+        with session.functions, _somebodys_factory():
             try:
                 item = next(made)
             except StopIteration:
                 return
         yield item
+
+
+@contextlib.contextmanager
+def _somebodys_factory() -> Iterator[None]:
+    try:
+        yield
+    except KdkError:
+        raise
+    except (Exception, SystemExit) as error:
+        limit = "a function that is called without arguments"
+        way_out = "call it by itself: it fails without kdk too"
+        raise UsageError("AUDIT-FACTORY", "the factory raised", value=said(error), limit=limit, way_out=way_out) from None
 
 
 def _run(session: Session, work: Workload, train: bool) -> None:
@@ -197,7 +227,11 @@ def _run(session: Session, work: Workload, train: bool) -> None:
             session.begin((work.args, work.kwargs), keep, parameters)
             if train:
                 output = model(*work.args, **work.kwargs)
-                (work.loss or total)(output).backward()  # type: ignore[no-untyped-call]
+                loss = (work.loss or total)(output)
+                if not isinstance(loss, Tensor) or not loss.requires_grad:
+                    limit = "a tensor with a gradient"
+                    raise UsageError("AUDIT-LOSS", "what the loss returned", value=type(loss).__name__, limit=limit)
+                loss.backward()  # type: ignore[no-untyped-call]
                 if optimiser is not None:
                     optimiser.step()
                     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -96,12 +96,13 @@ class Platform:
         ops, source = table["ops"], f"{table['source']}, {table['date']}"
         if name in _set(table, "native") or name in EVERYWHERE:
             return Support("native", "", "declared", source)
-        if name.partition(".")[0] in ops.get("families", ()):
-            return Support("native", "", "declared", source)
-        if name in ops.get("host", ()):
-            return Support("host", ops["host"][name], "declared", source)
-        if name in ops.get("conditional", ()):
-            return Support("conditional", ops["conditional"][name], "declared", source)
+        for listed in (name, name.partition(".")[0]):  # lists for people name no overloads
+            if listed in ops.get("host", ()):
+                return Support("host", ops["host"][listed], "declared", source)
+            if listed in ops.get("conditional", ()):
+                return Support("conditional", ops["conditional"][listed], "declared", source)
+            if listed in ops.get("families", ()):
+                return Support("native", "", "declared", source)
         if name in ops["structured"]:
             delegate = ops["structured"][name]
             if delegate in _set(table, "native"):
