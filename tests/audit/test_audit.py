@@ -121,6 +121,17 @@ def test_the_baseline_lets_known_gaps_pass_and_new_ones_fail(tmp_path: Path) -> 
     assert run(f"{MODELS}:median", *target, "--baseline", str(old)) == cli.DOES_NOT_HOLD
 
 
+@pytest.mark.parametrize(("option", "schema"), [("--baseline", "kdk.audit"), ("--evidence", "kdk.probe")])
+@pytest.mark.parametrize(("version", "said"), [("0", "not a report of this kind"), ("1", "is damaged")])
+def test_reports_of_another_schema_and_damaged_ones(
+    option: str, schema: str, version: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps({"schema": f"{schema}/{version}"}))
+    assert run(f"{MODELS}:median", option, str(file)) == cli.USAGE
+    assert said in capsys.readouterr().err
+
+
 def test_lines_that_ask_for_cuda_are_found_where_they_stand(tmp_path: Path) -> None:
     result = report(tmp_path, "on_cuda")[1]
     source = Path(__file__).with_name("models.py").read_text().splitlines()
@@ -226,6 +237,9 @@ def test_broken_models_and_factories(
         ([f"{MODELS}:median", "--dtype", "int4"], "unknown dtype"),
         ([f"{MODELS}:median", "--baseline", "pyproject.toml"], "could not be read as JSON"),
         (["nothing.pt2"], "could not be read"),
+        ([f"{MODELS}:median", "--html", "no/such/folder/r.html"], "could not be written"),
+        ([f"{MODELS}:median", "--emit-probe", "pyproject.toml"], "could not be written"),
+        ([f"{MODELS}:median", "--explain", "missing-tpu-0"], "no finding has this id"),
     ],
 )
 def test_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,10 @@ def targets_of(given: tuple[str, ...]) -> list[str]:
     return names or list(PLATFORMS)
 
 
+KEYS = {"kdk.audit/1": ("findings", "ops", "capture"), "kdk.probe/1": ("platform", "device", "versions", "date", "ops")}
+"""What a report of a schema has, so that a damaged one is no surprise later."""
+
+
 def read(file: str, schema: str) -> dict[str, Any]:
     """A JSON report of this schema."""
     try:
@@ -67,7 +71,10 @@ def read(file: str, schema: str) -> dict[str, Any]:
         raise UsageError("KDK-REPORT", f"{file} could not be read as JSON", value=str(error)) from None
     if not isinstance(report, dict) or report.get("schema") != schema:
         got = report.get("schema") if isinstance(report, dict) else type(report).__name__
-        raise UsageError("KDK-REPORT", f"{file} is not a report of this kind", value=got, limit=schema)
+        raise UsageError("KDK-REPORT", f"{file} is not a report of this kind", value=got, limit=schema, way_out="write it again")
+    missing = [key for key in KEYS[schema] if key not in report]
+    if missing:
+        raise UsageError("KDK-REPORT", f"{file} is damaged", value=f"no {', '.join(missing)}", limit=schema, way_out="write it again")
     return report
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kdk.errors import UsageError
 from kdk_bench.audit.audit import verdict
 from kdk_bench.audit.terminal import time
 
@@ -20,4 +21,7 @@ def write_html(report: Mapping[str, Any], file: str) -> None:
     environment.filters["duration"] = time
     verdicts = {p["name"]: verdict(report, p) for p in report["platforms"]}
     page = environment.get_template("report.html.j2").render(report=report, verdicts=verdicts)
-    Path(file).write_text(page)
+    try:
+        Path(file).write_text(page)
+    except OSError as error:
+        raise UsageError("AUDIT-HTML", f"{file} could not be written", value=str(error), way_out="a file in a folder of yours") from None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kdk.errors import UsageError
 from kdk_bench.audit.trace import Call
 
 SCRIPT = Path(__file__).parent / "templates" / "probe.py"
@@ -18,13 +19,16 @@ MARK = "OPERATORS: list = []"
 def emit(report: Mapping[str, Any], folder: str) -> Path:
     """Write probe.py into the folder, with every group of the report that can be called with random tensors."""
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     rows = [[r["op"], r["overload"], r["arguments"], r["tensors"], r["count"]] for r in _rows(report)]
     text = SCRIPT.read_text()
     assert MARK in text
     listing = "OPERATORS: list = json.loads(r'''\n" + json.dumps(rows, indent=0) + "\n''')"
     path = target / "probe.py"
-    path.write_text(text.replace(MARK, listing))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace(MARK, listing))
+    except OSError as error:
+        raise UsageError("AUDIT-PROBE", f"{path} could not be written", value=str(error), way_out="a folder of yours") from None
     return path
 
 

@@ -246,9 +246,12 @@ def _run(session: Session, work: Workload, train: bool) -> None:
 def run_exported(path: str, dtype: str = "") -> Session:
     """A program saved by torch.export.save: forward only, on random inputs of its example's shapes."""
     try:
-        program = torch.export.load(path)
+        with _quiet():
+            program = torch.export.load(path)
     except Exception as error:  # a file may be anything
-        raise UsageError("AUDIT-PT2", f"{path} could not be read by torch.export.load", value=str(error).splitlines()[0]) from None
+        limit, way_out = "a file of torch.export.save", "torch.export.save(torch.export.export(model, args), FILE)"
+        problem = f"{path} could not be read by torch.export.load"
+        raise UsageError("AUDIT-PT2", problem, value=said(error), limit=limit, way_out=way_out) from None
     if program.example_inputs is None:
         way_out = "torch.export.export(model, args) keeps them; save it again"
         raise UsageError("AUDIT-PT2", f"{path} has no example inputs", way_out=way_out)
