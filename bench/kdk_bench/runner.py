@@ -44,7 +44,8 @@ def targets_of(names: Iterable[str]) -> list[str]:
         if not chips and name not in TARGETS and name != "cpu":
             platforms = [p for language in LANGUAGES.values() for p in language.platforms]
             limit = f"chips are {', '.join(TARGETS)}, platforms cpu, {', '.join(platforms)}"
-            raise UsageError("KDK-TARGET", "unknown target", value=repr(name), limit=limit)
+            way_out = "name one of these; a platform stands for all of its chips"
+            raise UsageError("KDK-TARGET", "unknown target", value=repr(name), limit=limit, way_out=way_out)
         found += chips or [name]
     return list(dict.fromkeys(found))
 
