@@ -20,8 +20,8 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ BUDGET = 300.0  # seconds, of which the last are for writing the report
 ENDS = {"find": 0.25, "check": 0.45, "compare": 0.7, "bench": 0.96}
 """When a phase must have ended, as a share of the budget. What one leaves, the next has."""
 ROW_SECONDS, RACE_SECONDS = 60.0, 1.0  # a row or a race that takes longer is given up; of timing in a race
+SMALL = 64  # of the dry run's race
 MOST_JOBS = 8  # processes on one GPU: each holds a context of some hundred MB
 NEEDS = ("torch", "numpy", "click", "rich", "packaging", "platformdirs", "jinja2")
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED = 0, 1, 2, 3
@@ -122,13 +123,14 @@ def compare(row: Any, cases: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Heat:
-    """A race to be run: the operator's first case."""
+    """A race to be run: the operator's first case. small: no size above SMALL."""
 
     op: str
     direction: str
     dtype: str
     device: str
     target: str
+    small: bool = False
 
     def __str__(self) -> str:
         return f"{self.op}.{self.direction} {self.dtype} on {self.target}"
@@ -142,6 +144,8 @@ def race(heat: Heat, seconds: float) -> list[Any]:
     from kdk_bench.benchmarking.measuring import Race, case_named, measure
 
     case = case_named(heat.op, "")[0]
+    if heat.small:
+        case = replace(case, name="small", sizes={letter: min(size, SMALL) for letter, size in case.sizes.items()})
     found = Race(heat.op, heat.direction, heat.dtype, case, torch.device(heat.device), heat.target)
     return or_die(measure(found, seconds=seconds))
 
@@ -193,7 +197,7 @@ def heats_for(devices: Sequence[Device], dry: bool) -> list[Heat]:
     from kdk.registry import OPERATORS
 
     if dry:  # a simulator has no time: the CPU's kernels race
-        return [Heat("silu_and_mul", "forward", "float32", "cpu", "cpu")]
+        return [Heat("silu_and_mul", "forward", "float32", "cpu", "cpu", small=True)]
     found = []
     for d in devices:
         for direction in ("forward", "backward"):
@@ -264,11 +268,6 @@ def exit_code(report: Report) -> int:
 # ---- the command ------------------------------------------------------------------------------------------------------
 
 
-def lacking(names: Iterable[str] = NEEDS) -> list[str]:
-    """Packages that are needed and not installed."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
-
-
 def simulated_devices() -> list[Device]:
     """For the dry run: the first chip of every language whose simulator works here."""
     from kdk.backends import LANGUAGES
@@ -295,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     if not 10 <= given.budget <= BUDGET:  # nan, too
         parser.error(f"--budget {given.budget:g}: from 10 to {BUDGET:g} seconds")
-    missing = lacking()
+    missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         way_out = f"pip install {' '.join(missing)}"
         print(f"device-check needs {', '.join(NEEDS)}; not installed: {', '.join(missing)}. {way_out}", file=sys.stderr)
