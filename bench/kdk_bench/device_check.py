@@ -156,7 +156,8 @@ def race(heat: Heat, seconds: float) -> list[Any]:
 Ended = tuple[Any, Any]
 
 
-Begin, Work = Callable[[], None], Callable[[Any], Any]
+Begin = Callable[[], None]
+Work = Callable[[Any], Any]
 
 
 def in_processes(starting: Begin, work: Work, tasks: Sequence[Any], jobs: int, until: float) -> Iterator[Ended]:

@@ -73,8 +73,8 @@ Results = tuple[Tensor | None, ...]
 def compare_case(operator: Operator, row: Row, problem: Problem, chip: str, simulator: Place, device: Place) -> Comparison:
     """One case; whatever is raised is an outcome."""
 
-    def ended(outcome: str, reason: str = "", *figures: Any) -> Comparison:
-        return Comparison(row, problem.name, chip, outcome, reason, *figures, evidence=device.evidence)
+    def ended(outcome: str, reason: str = "", figures: tuple[float | None, int | None, int | None] = (None, None, None)) -> Comparison:
+        return Comparison(row, problem.name, chip, outcome, reason, *figures, device.evidence)
 
     try:
         expected = Expectation(operator, row, problem, 0)
@@ -101,8 +101,8 @@ def compare_case(operator: Operator, row: Row, problem: Problem, chip: str, simu
         return ended(outcome, "; ".join(f"{who}: {text}" for who, text in zip(("simulated", "on the device"), verdicts) if text))
     figures = difference, _, _ = apart(expected, *results)
     if difference is None or difference <= 1:
-        return ended(AGREES, "", *figures)
-    return ended(DIFFERS, "both right, and further from each other than the limit", *figures)
+        return ended(AGREES, "", figures)
+    return ended(DIFFERS, "both right, and further from each other than the limit", figures)
 
 
 def _call(operator: Operator, row: Row, expected: Expectation, where: Place) -> Results:
