@@ -8,7 +8,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 TPU := .venv-tpu
 XLA := .venv-xla
 
-.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark browser
+.PHONY: run test test-slow test-tpu test-xla mutants lint install clean benchmark browser device-check
 
 install: $(READY)
 
@@ -63,6 +63,12 @@ browser:
 # Faults planted in every kernel by a program: how many the quick tier finds.
 mutants: $(READY)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m kdk_bench.mutation
+
+# On a machine with a GPU, a TPU or a Trainium, five minutes at most: with PYTHON as it is there, whose torch knows the device.
+# Nothing is installed. DRY=1: a handful of cases on the simulators, anywhere.
+device-check:
+	TORCH_DEVICE_BACKEND_AUTOLOAD=$(if $(DRY),0,1) PYTHONPATH=bindings:kernels:bench:$(PYTHONPATH) \
+	    $(PYTHON) -m kdk_bench.device_check $(if $(DRY),--dry-run) --out device-check
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/overhead.py

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,10 @@ def bench_command(
     from kdk_bench.benchmarking import reporting
     from kdk_bench.modelled import running
 
-    if fail_on_regression is not None and not baseline:
-        raise UsageError("KDK-BASELINE", "--fail-on-regression compares with a baseline", way_out="give --baseline FILE")
+    _check_numbers(seconds, tokens, fail_on_regression)
+    _check_together(bool(block), ops, tokens, against, baseline, fail_on_regression)
+    costs = _prices(prices) if prices else {}
     old = comparing.load(baseline) if baseline else None
-    if block and ops:
-        raise UsageError("KDK-BENCH", "--block and operators exclude each other", value=" ".join(ops))
     console = report.console(to_stderr=json_file == "-")
     device, absent = _where(targets, device)
     entries: list[Any] = []
@@ -78,7 +79,11 @@ def bench_command(
     else:
         if not absent or device:
             plan = _plan(ops, directions, case, dtypes, device, directory)
-            entries = _run(plan, seconds, against, json.loads(Path(prices).read_text()) if prices else {})
+            _check_against(against, plan)
+            entries = _run(plan, seconds, against, costs)
+        elif against:
+            value, limit = ", ".join(against), "chips that are modelled have no contenders to choose from"
+            raise UsageError("KDK-BENCH", "--against is for races on a device", value=value, limit=limit, way_out="leave it out")
         rows = _model(ops, directions, case, dtypes, absent, directory)
     reporting.table(entries, console)
     running.tables(rows, console)
@@ -95,6 +100,59 @@ def bench_command(
     if old is not None:
         code = max(code, _compare(comparing.changes(found["results"], old), fail_on_regression, console), key=lambda c: c == REGRESSED)
     return code
+
+
+def _check_numbers(seconds: float, tokens: int | None, percent: float | None) -> None:
+    """Raise UsageError for a number that means nothing."""
+    if not (seconds > 0 and math.isfinite(seconds)):
+        way_out = "leave it out for 2 seconds a race"
+        raise UsageError("KDK-BENCH", "--seconds", value=seconds, limit="a finite number above 0", way_out=way_out)
+    if tokens is not None and tokens < 1:
+        raise UsageError("KDK-BENCH", "--tokens", value=tokens, limit="at least 1", way_out="leave it out for the usual length")
+    if percent is not None and not (percent >= 0 and math.isfinite(percent)):
+        way_out = "5 lets kdk be 5 % slower than the baseline"
+        raise UsageError("KDK-BASELINE", "--fail-on-regression", value=percent, limit="a finite number, 0 or more", way_out=way_out)
+
+
+def _check_together(
+    block: bool, ops: Sequence[str], tokens: int | None, against: Sequence[str], baseline: str | None, percent: float | None
+) -> None:
+    """Raise UsageError for options that have no meaning beside each other: none is ignored in silence."""
+    if percent is not None and not baseline:
+        raise UsageError("KDK-BASELINE", "--fail-on-regression compares with a baseline", value=percent, way_out="give --baseline FILE")
+    if block and ops:
+        raise UsageError("KDK-BENCH", "--block and operators exclude each other", value=" ".join(ops), way_out="leave one out")
+    if block and against:
+        limit = "a block runs as it is and patched, nothing else"
+        raise UsageError("KDK-BENCH", "--against is for operators", value=", ".join(against), limit=limit, way_out="leave it out")
+    if tokens is not None and not block:
+        raise UsageError("KDK-BENCH", "--tokens is the length of a block's sequence", value=tokens, way_out="give --block MODEL")
+
+
+def _check_against(against: Sequence[str], plan: Sequence[tuple[Any, ...]]) -> None:
+    """Raise UsageError for a contender that no race has."""
+    from kdk_bench.benchmarking.contenders import contenders
+
+    if not against:
+        return
+    there = dict.fromkeys(c.name for name, direction, _, _, where, _ in plan for c in contenders(name, where, direction))
+    for name in against:
+        if name not in there:
+            limit, way_out = f"there are {', '.join(there)}", "leave --against out for all of them"
+            raise UsageError("KDK-BENCH", "--against names no contender of these races", value=repr(name), limit=limit, way_out=way_out)
+
+
+def _prices(file: str) -> dict[str, float]:
+    """Prices of an hour, by chip."""
+    limit, way_out = 'a JSON object of positive numbers by chip, such as {"sm_90": 3.5}', "correct the file, or leave --prices out"
+    try:
+        found = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError("KDK-PRICES", f"cannot read the prices {file}", value=str(error), limit=limit, way_out=way_out) from None
+    numbers = isinstance(found, dict) and all(isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 for v in found.values())
+    if not numbers:
+        raise UsageError("KDK-PRICES", f"{file} is no table of prices", value=str(found)[:100], limit=limit, way_out=way_out)
+    return dict(found)
 
 
 def _where(targets: tuple[str, ...], device: str) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ from kdk.registry import OPERATORS, require
 from kdk_bench.check import Result, Row, run_row
 from kdk_bench.places import place
 from kdk_bench.shrinking import with_smaller
-from kdk_bench.workers import DIED, HUNG, each
+from kdk_bench.workers import DIED, HUNG, LATE, each
 
 DIRECTIONS = ("forward", "backward")
 LIMIT, FULL_LIMIT = 600.0, 7200.0  # seconds for a row of the quick and the full tier: far more than one that does not hang takes
@@ -44,7 +44,8 @@ def targets_of(names: Iterable[str]) -> list[str]:
         if not chips and name not in TARGETS and name != "cpu":
             platforms = [p for language in LANGUAGES.values() for p in language.platforms]
             limit = f"chips are {', '.join(TARGETS)}, platforms cpu, {', '.join(platforms)}"
-            raise UsageError("KDK-TARGET", "unknown target", value=repr(name), limit=limit)
+            way_out = "name one of these; a platform stands for all of its chips"
+            raise UsageError("KDK-TARGET", "unknown target", value=repr(name), limit=limit, way_out=way_out)
         found += chips or [name]
     return list(dict.fromkeys(found))
 
@@ -87,17 +88,20 @@ def begin(directory: str | None) -> None:
         load_directory(directory)
 
 
-def _work(row: Row, plan: Plan) -> list[Result]:
+def work(row: Row, plan: Plan) -> list[Result]:
+    """Check a row where it can run."""
     where = place(row.implementation, row.target)
     results = run_row(row, where, full=plan.full, seed=plan.seed, case=plan.case, directory=plan.directory)
     return results if plan.case else with_smaller(results, row, where, full=plan.full, seed=plan.seed, directory=plan.directory)
 
 
-def _lost(row: Row, how: str, plan: Plan) -> Result:
+def lost(row: Row, how: str, plan: Plan) -> Result:
+    """The row that a process took with it, or did not come to."""
     reasons = {
         DIED: "the process died while it ran this row (a crash inside the kernel, its simulator, or out of memory)",
         HUNG: f"no end after {plan.seconds:g} s: the row was given up (a loop in the kernel, its simulator or its compiler that "
         "does not end, or a slow machine: --row-limit)",
+        LATE: "not done: the time was up before it ended",
     }
     return Result(row, "all", "unknown", reason=reasons[how])
 
@@ -114,9 +118,9 @@ def run(plan: Plan, *, jobs: int = 0, progress: Callable[[], None] = lambda: Non
 def _run_all(plan: Plan, jobs: int) -> Iterator[tuple[Row, list[Result]]]:
     if jobs == 0:
         for row in plan.rows:
-            yield row, _work(row, plan)
+            yield row, work(row, plan)
         return
-    work = functools.partial(_work, plan=Plan((), plan.full, plan.seed, plan.case, plan.directory))
+    one = functools.partial(work, plan=Plan((), plan.full, plan.seed, plan.case, plan.directory))
     starting = functools.partial(begin, plan.directory)
-    for row, results in each(starting, work, plan.rows, jobs=jobs, limit=plan.seconds):
-        yield row, [_lost(row, results, plan)] if results in (DIED, HUNG) else results
+    for row, results in each(starting, one, plan.rows, jobs=jobs, limit=plan.seconds):
+        yield row, [lost(row, results, plan)] if results in (DIED, HUNG) else results

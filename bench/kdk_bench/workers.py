@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from typing import Any, TypeVar
 
-DIED, HUNG = "died", "hung"
+DIED, HUNG, LATE = "died", "hung", "late"
 _Task = TypeVar("_Task")
 START = 600.0  # seconds for a process to import what it needs, on a machine that does much else
 
@@ -53,9 +54,16 @@ def _serve(connection: Connection, begin: Callable[[], None], work: Callable[[An
 
 
 def each(
-    begin: Callable[[], None], work: Callable[[_Task], Any], tasks: Sequence[_Task], *, jobs: int, limit: float
+    begin: Callable[[], None],
+    work: Callable[[_Task], Any],
+    tasks: Sequence[_Task],
+    *,
+    jobs: int,
+    limit: float,
+    until: float = math.inf,
 ) -> Iterator[tuple[_Task, Any]]:
-    """(task, its result), in the order in which they end. In place of a result DIED, or HUNG after `limit` seconds.
+    """(task, its result), in the order in which they end. In place of a result DIED, HUNG after `limit` seconds, or LATE for
+    what has not ended, or not begun, at `until` on the clock of time.monotonic.
 
     begin and work are sent to the processes: functions of a module, or partials of them. What they raise is raised here.
     """
@@ -72,7 +80,7 @@ def each(
                 if worker.ready and worker.task is None and waiting:
                     number = waiting.pop()
                     worker.give(number, tasks[number], limit)
-            first = min(w.until for w in workers if w.task is not None or not w.ready)
+            first = min([until, *(w.until for w in workers if w.task is not None or not w.ready)])
             readable = wait([w.connection for w in workers if w.task is not None or not w.ready], max(0.0, first - time.monotonic()))
             for worker in list(workers):
                 ended = _outcome(worker, worker.connection in readable)
@@ -88,6 +96,10 @@ def each(
                 done, worker.task = worker.task, None
                 if done is not None:
                     yield tasks[done], ended[0]
+            if time.monotonic() >= until:
+                for number in [w.task for w in workers if w.task is not None] + waiting[::-1]:
+                    yield tasks[number], LATE
+                return
     finally:
         for worker in workers:
             worker.end()

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from kdk.op import Op
 if TYPE_CHECKING:
     from kdk.torch_library import Operator
 
-GROUP = "kdk.ops"
+GROUP, OWN = "kdk.ops", "kdk_kernels"
 OPERATORS: dict[str, Operator] = {}
 
 
@@ -33,8 +33,8 @@ def require(names: Iterable[str]) -> None:
 
 
 def load_providers() -> None:
-    """Register every operator that an installed package announces. One that cannot be loaded warns and is left out."""
-    for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.value != "kdk_kernels", e.name)):
+    """Register every operator that a package announces. One that cannot be loaded warns and is left out."""
+    for entry in sorted(_announced(), key=lambda e: (e.value != OWN, e.name)):
         origin = f"{entry.dist.name if entry.dist else 'a package'} ({entry.value})"
         try:
             folders = _folders(entry.load())
@@ -47,6 +47,14 @@ def load_providers() -> None:
                 _register(importlib.import_module(name))
             except Exception as error:
                 _leave_out(f"{origin}: the operator in {name}", error)
+
+
+def _announced() -> list[EntryPoint]:
+    """What the installed packages announce; and kdk's own operators of a checkout that is not installed, where nothing does."""
+    entries = list(entry_points(group=GROUP))
+    if not any(e.value == OWN for e in entries) and importlib.util.find_spec(OWN):
+        entries.append(EntryPoint("kdk", OWN, GROUP))
+    return entries
 
 
 def _leave_out(what: str, error: Exception) -> None:

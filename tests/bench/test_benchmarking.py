@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from kdk.errors import UsageError
 from kdk.peers import Peer
+from kdk_bench import cli
 from kdk_bench.bench_command import bench_command
 from kdk_bench.benchmarking import baseline, blocks, contenders, measuring, memory, page, reporting, statistics
 from kdk_bench.benchmarking.measuring import Race, case_named, measure
@@ -120,7 +121,17 @@ def test_other_sizes_are_no_baseline() -> None:
     assert baseline.changes(results(1.0, 1.0, 0.0), old) == []
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"schema": "kdk.check/1", "results": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "no JSON",
+        '{"schema": "kdk.check/1", "results": []}',
+        '{"schema": "kdk.bench/1"}',
+        '{"schema": "kdk.bench/1", "results": [{"op": "rms_norm"}]}',
+    ],
+)
 def test_what_is_no_baseline(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text)
     with pytest.raises(UsageError, match="KDK-BASELINE"):
@@ -140,7 +151,7 @@ def test_peak_memory_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     first = tmp_path / "first.json"
-    arguments = ["rms_norm", "--direction", "forward", "--against", "nobody else", "--seconds", "0.05"]
+    arguments = ["rms_norm", "--direction", "forward", "--against", "F.rms_norm", "--seconds", "0.05"]
     done = CliRunner().invoke(bench_command, [*arguments, "--json", str(first)], standalone_mode=False, catch_exceptions=False)
     assert "rms_norm forward, llama-3-8b" in done.output and done.return_value == 0
     report = json.loads(first.read_text())
@@ -154,12 +165,50 @@ def test_the_command(tmp_path: Path) -> None:
     assert sorted(p.name for p in plots.iterdir()) == ["rms_norm-forward-float32-cpu.png", "roofline-cpu.png"]
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--device", "tpu"], ["--case", "no such"], ["--dtype", "int4"], ["--fail-on-regression", "5"], ["no_such_op"]]
-)
+@pytest.mark.parametrize("arguments", [["--device", "tpu"], ["--case", "no such"], ["--dtype", "int4"], ["no_such_op"]])
 def test_usage(arguments: list[str]) -> None:
     with pytest.raises(UsageError):
         CliRunner().invoke(bench_command, ["rms_norm", *arguments], standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "limit"),
+    [
+        ("rms_norm --seconds 0", "0", "above 0"),
+        ("rms_norm --seconds -1", "-1", "above 0"),
+        ("rms_norm --seconds nan", "nan", "above 0"),
+        ("rms_norm --seconds inf", "inf", "finite"),
+        ("rms_norm --against liger", "'liger'", "F.rms_norm"),
+        ("rms_norm --target v6e --against F.rms_norm", "F.rms_norm", "modelled"),
+        ("--block llama-3-8b --against eager", "eager", "as it is and patched"),
+        ("rms_norm --baseline no/such.json", "No such file", "kdk.bench/1"),
+        ("rms_norm --fail-on-regression 5", "5", "--baseline FILE"),
+        ("rms_norm --baseline no/such.json --fail-on-regression -5", "-5", "0 or more"),
+        ("rms_norm --baseline no/such.json --fail-on-regression nan", "nan", "0 or more"),
+        ("rms_norm --target h100", "'h100'", "sm_90"),
+        ("--block llama-9", "'llama-9'", "llama-3-8b"),
+        ("--block llama-9 --target v6e", "'llama-9'", "llama-3-8b"),
+        ("--block llama-3-8b --tokens 0", "0", "at least 1"),
+        ("rms_norm --tokens 8", "8", "--block MODEL"),
+        ("rms_norm --block llama-3-8b", "rms_norm", "exclude each other"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    arguments: str, value: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything runs; the value, the limit and the way out are named."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", *arguments.split()])
+    captured = capsys.readouterr()
+    assert ended.value.code == cli.USAGE and not captured.out
+    assert value in captured.err and limit in captured.err and "Way out:" in captured.err and "Traceback" not in captured.err, captured.err
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"sm_90": "3.5"}', '{"sm_90": -1}', '{"sm_90": NaN}'])
+def test_what_is_no_table_of_prices(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prices.json").write_text(text)
+    with pytest.raises(UsageError, match="KDK-PRICES"):
+        CliRunner().invoke(bench_command, ["--prices", str(tmp_path / "prices.json")], standalone_mode=False, catch_exceptions=False)
 
 
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96}

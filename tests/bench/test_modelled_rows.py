@@ -66,6 +66,14 @@ def test_engines_of_trainium(tmp_path: Path) -> None:
     assert low <= own["modelled_seconds"] <= high and own["hbm_bytes"] >= own["bytes"]
 
 
+@pytest.mark.skipif(bool(ABSENT["nki"]), reason=str(ABSENT["nki"]))
+@pytest.mark.parametrize("op", ["rms_norm", "silu_and_mul"])
+def test_nki_kernels_stay_near_the_bound_of_their_bytes(op: str) -> None:
+    """Their next tile is on its way while one is computed, and no engine has more to do than the data takes to arrive."""
+    (row,) = running.run(running.heats([op], ["forward"], "", (), ["trn2"]), None)
+    assert row.ratios["roofline"] <= 1.6
+
+
 @pytest.mark.skipif(bool(ABSENT["triton"]), reason=str(ABSENT["triton"]))
 def test_a_gpu_has_bytes_and_resources_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "kernels", lambda *_: ({}, "not today"))

@@ -102,3 +102,10 @@ def test_a_folder_that_raises_leaves_nothing(tmp_path: Path) -> None:
     (path / "__init__.py").write_text(DECLARATION.format(name="registry_raises"))
     (repaired,) = registry.load_directory(path)
     assert repaired.op.name == "registry_raises"
+
+
+def test_a_checkout_that_is_not_installed_has_kdks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing announces them there; where something does, they come once."""
+    once = [e.value for e in registry._announced()].count("kdk_kernels")
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    assert once == 1 and [e.value for e in registry._announced()] == ["kdk_kernels"]

@@ -13,6 +13,7 @@ from kdk_bench.benchmarking.contenders import EAGER
 from kdk_bench.benchmarking.statistics import Ratio, ratio_of_ratios
 
 KEY = ("op", "direction", "case", "dtype", "target", "contender")
+READ = {*KEY, "implementation", "samples", "sizes"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,20 @@ class Change:
 
 def load(file: str) -> list[dict[str, Any]]:
     """The results of a `kdk.bench/1` report; UsageError for anything else."""
+    limit, way_out = "kdk.bench/1, as `kdk bench --json` writes it", "write one with `kdk bench --json FILE`"
     try:
         report = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError("KDK-BASELINE", f"cannot read the baseline {file}", value=str(error)) from None
+        raise UsageError("KDK-BASELINE", f"cannot read the baseline {file}", value=str(error), limit=limit, way_out=way_out) from None
     if not isinstance(report, dict) or report.get("schema") != "kdk.bench/1":
         schema = report.get("schema") if isinstance(report, dict) else type(report).__name__
-        limit = "kdk.bench/1, as `kdk bench --json` writes it"
-        raise UsageError("KDK-BASELINE", f"{file} is not a report of kdk bench", value=schema, limit=limit)
-    return list(report["results"])
+        raise UsageError("KDK-BASELINE", f"{file} is not a report of kdk bench", value=schema, limit=limit, way_out=way_out)
+    results = report.get("results")
+    if not isinstance(results, list) or not all(isinstance(r, dict) and set(r) >= READ for r in results):
+        problem = f"the results of {file} are cut or corrupt"
+        value = f"{len(results)} results" if isinstance(results, list) else type(results).__name__
+        raise UsageError("KDK-BASELINE", problem, value=value, limit=f"each has {', '.join(sorted(READ))}", way_out=way_out)
+    return list(results)
 
 
 def _index(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], Mapping[str, Any]]:

@@ -130,7 +130,8 @@ def described(model: str, name: str, dtype: torch.dtype) -> tuple[nn.Module, int
     Raises UsageError for a model that is not known.
     """
     if model not in MODELS:
-        raise UsageError("KDK-BLOCK", "unknown model", value=repr(model), limit=f"there are {', '.join(MODELS)}")
+        limit, way_out = f"there are {', '.join(MODELS)}", "name one of these; `kdk bench OP --case all` has shapes of more models"
+        raise UsageError("KDK-BLOCK", "unknown model", value=repr(model), limit=limit, way_out=way_out)
     import transformers
 
     family, sizes = MODELS[model]

@@ -6,19 +6,22 @@ import nki.language as nl
 from torch import Tensor
 
 from kdk.backends.nki.launch import run
-from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, load_scale, normalise
+from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, load_rows, load_scale, normalise
 
 
-def add_rows(tile, residual, start):
-    """Add the residual's rows, from row `start` on, to a tile of rows, in place; rounded to its dtype."""
+def add_rows(x, residual, new_residual, start):
+    """x + residual (N, H), rounded: up to 128 rows from row `start` on, which are stored in new_residual, too."""
+    tile = load_rows(x, start)
     rows, H = tile.shape
     for first in range(0, H, CHUNK):
         last = min(first + CHUNK, H)
         other = nl.ndarray((rows, last - first), dtype=tile.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=other, src=residual[start : start + rows, first:last])
         part = tile[:, first:last]
-        # GpSimd adds, in float32, and rounds: VectorE has the product with the weight to do.
+        # GpSimd adds, in float32, and rounds: the other engines have the norm to do.
         nisa.tensor_tensor(dst=part, data1=part, data2=other, op=nl.add, engine=nisa.engine.gpsimd)
+    nisa.dma_copy(dst=new_residual[start : start + rows], src=tile)
+    return tile
 
 
 @nki.jit
@@ -29,12 +32,11 @@ def add_rms_norm_kernel(x, residual, weight, eps, offset):
     new_residual = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray((N, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     scale = load_scale(weight, offset)
+    ahead = add_rows(x, residual, new_residual, 0)
     for start in range(0, N, ROWS):
-        rows = min(ROWS, N - start)
-        tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=x[start : start + rows])
-        add_rows(tile, residual, start)
-        nisa.dma_copy(dst=new_residual[start : start + rows], src=tile)
+        tile = ahead
+        if start + ROWS < N:
+            ahead = add_rows(x, residual, new_residual, start + ROWS)
         normalise(tile, scale, eps, y, rstd, start)
     return y, new_residual, rstd
 

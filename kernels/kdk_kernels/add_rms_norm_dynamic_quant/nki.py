@@ -1,7 +1,6 @@
 """add_rms_norm_dynamic_quant in NKI: 128 rows at a time, one per partition; the sum is made, normalised and quantised in SBUF."""
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 from torch import Tensor
 
@@ -20,12 +19,11 @@ def add_rms_norm_dynamic_quant_kernel(x, residual, weight, eps, offset, dtype, l
     scale = nl.ndarray((N, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     new_residual = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
     factor = load_scale(weight, offset)
+    ahead = add_rows(x, residual, new_residual, 0)
     for start in range(0, N, ROWS):
-        rows = min(ROWS, N - start)
-        tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=x[start : start + rows])
-        add_rows(tile, residual, start)
-        nisa.dma_copy(dst=new_residual[start : start + rows], src=tile)
+        tile = ahead
+        if start + ROWS < N:
+            ahead = add_rows(x, residual, new_residual, start + ROWS)
         y, peak = row_values(tile, factor, inverse_rms(tile, eps))
         quantise_rows(y, peak, q, scale, start, largest)
     return q, scale, new_residual

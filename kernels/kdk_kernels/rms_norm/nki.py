@@ -1,4 +1,8 @@
-"""rms_norm, forward, in NKI: 128 rows at a time, one row per partition; the statistic on ScalarE, the product on VectorE."""
+"""rms_norm, forward, in NKI: 128 rows at a time, one row per partition.
+
+ScalarE makes the statistic and the rows times their 1 / rms, VectorE the product with the weight. What goes from one to
+the other lies in PSUM: a product of two tiles in SBUF takes VectorE two cycles per element, with one of them in PSUM one.
+"""
 
 import nki
 import nki.isa as nisa
@@ -8,7 +12,7 @@ from torch import Tensor
 from kdk.backends.nki.launch import run
 
 ROWS = 128
-CHUNK = 2048  # columns whose squares, or results, stand in SBUF at once
+CHUNK = 2048  # columns whose squares, or results, stand in SBUF at once; in float32 half of PSUM
 SBUF = {"trn2": 208 << 10, "trn3": 240 << 10}  # usable bytes per partition
 
 
@@ -22,6 +26,19 @@ def load_scale(weight, offset):
     shifted = nl.ndarray((ROWS, H), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=shifted, data=scale, op0=nl.add, operand0=offset)
     return shifted
+
+
+def load_rows(x, start):
+    """Up to 128 rows of x (N, H), from row `start` on.
+
+    DMA goes in program order: the next tile is asked for before the results of this one are stored, so that it arrives
+    while this one is computed.
+    """
+    N, H = x.shape
+    rows = min(ROWS, N - start)
+    tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=x[start : start + rows])
+    return tile
 
 
 def inverse_rms(tile, eps):
@@ -50,14 +67,13 @@ def normalise(tile, scale, eps, y, rstd, start):
     """A tile of rows, from row `start` on: into y (N, H) and rstd (N, 1)."""
     rows, H = tile.shape
     root = inverse_rms(tile, eps)
-    for i in range((H + CHUNK - 1) // CHUNK):
-        part = tile[:, i * CHUNK : min((i + 1) * CHUNK, H)]
-        out = nl.ndarray(part.shape, dtype=y.dtype, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=out, data=part, op0=nl.multiply, operand0=root,
-            op1=nl.multiply, operand1=scale[0:rows, i * CHUNK : min((i + 1) * CHUNK, H)],
-        )  # fmt: skip
-        nisa.dma_copy(dst=y[start : start + rows, i * CHUNK : min((i + 1) * CHUNK, H)], src=out)
+    for first in range(0, H, CHUNK):
+        last = min(first + CHUNK, H)
+        normal = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.psum)
+        nisa.activation(dst=normal, op=nl.copy, data=tile[:, first:last], scale=root)
+        out = nl.ndarray((rows, last - first), dtype=y.dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=out, data1=normal, data2=scale[0:rows, first:last], op=nl.multiply)
+        nisa.dma_copy(dst=y[start : start + rows, first:last], src=out)
     nisa.dma_copy(dst=rstd[start : start + rows], src=root)
 
 
@@ -68,10 +84,11 @@ def rms_norm_kernel(x, weight, eps, offset):
     y = nl.ndarray((N, H), dtype=x.dtype, buffer=nl.shared_hbm)
     rstd = nl.ndarray((N, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     scale = load_scale(weight, offset)
+    ahead = load_rows(x, 0)
     for start in range(0, N, ROWS):
-        rows = min(ROWS, N - start)
-        tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=x[start : start + rows])
+        tile = ahead
+        if start + ROWS < N:
+            ahead = load_rows(x, start + ROWS)
         normalise(tile, scale, eps, y, rstd, start)
     return y, rstd
 

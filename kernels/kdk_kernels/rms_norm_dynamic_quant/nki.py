@@ -6,7 +6,7 @@ import nki.language as nl
 from torch import Tensor
 
 from kdk.backends.nki.launch import run
-from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, inverse_rms, load_scale
+from kdk_kernels.rms_norm.nki import CHUNK, ROWS, SBUF, inverse_rms, load_rows, load_scale
 from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
 NEAREST = 12582912.0  # 1.5 * 2^23: float32 numbers of this size are integers, so adding it rounds, ties to even
@@ -21,9 +21,9 @@ def row_values(tile, weight, root):
     for i in range(chunks):
         first, last = i * CHUNK, min((i + 1) * CHUNK, H)
         part = y[:, first:last]
-        nisa.scalar_tensor_tensor(
-            dst=part, data=tile[:, first:last], op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=weight[0:rows, first:last]
-        )
+        normal = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.psum)
+        nisa.activation(dst=normal, op=nl.copy, data=tile[:, first:last], scale=root)
+        nisa.tensor_tensor(dst=part, data1=normal, data2=weight[0:rows, first:last], op=nl.multiply)
         sizes = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar_reduce(
             dst=sizes, data=part, op0=nl.abs, operand0=None, reduce_op=nl.maximum, reduce_res=peaks[:, i : i + 1],
@@ -62,10 +62,11 @@ def rms_norm_dynamic_quant_kernel(x, weight, eps, offset, dtype, largest):
     q = nl.ndarray((N, H), dtype=dtype, buffer=nl.shared_hbm)
     scale = nl.ndarray((N, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     factor = load_scale(weight, offset)
+    ahead = load_rows(x, 0)
     for start in range(0, N, ROWS):
-        rows = min(ROWS, N - start)
-        tile = nl.ndarray((rows, H), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=x[start : start + rows])
+        tile = ahead
+        if start + ROWS < N:
+            ahead = load_rows(x, start + ROWS)
         y, peak = row_values(tile, factor, inverse_rms(tile, eps))
         quantise_rows(y, peak, q, scale, start, largest)
     return q, scale

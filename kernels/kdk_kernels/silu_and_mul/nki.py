@@ -12,10 +12,27 @@ from kdk.backends.nki.launch import run
 
 PARTITIONS = 128
 CHUNK_BYTES = 8192  # of one input and partition: a DMA saturates from 4 KiB, and three iterations fit into SBUF at once
+HALF_PSUM = 2048  # float32 columns
 
 
-def load(line, stride, row, column, height, part, columns, pieces):
-    """Fetch rows and columns of a tensor that `lines` has prepared into SBUF."""
+def number_of(layout):
+    """Tiles of a matrix of (rows, columns, pieces, width)."""
+    rows, columns, _, width = layout
+    return (rows + PARTITIONS - 1) // PARTITIONS * ((columns + width - 1) // width)
+
+
+def box(i, layout):
+    """First row and column, height and width of tile i."""
+    rows, columns, _, width = layout
+    across = (columns + width - 1) // width
+    row, column = i // across * PARTITIONS, i % across * width
+    return row, column, min(PARTITIONS, rows - row), min(width, columns - column)
+
+
+def load(line, stride, i, layout):
+    """Fetch tile i of a tensor that `lines` has prepared into SBUF."""
+    _, columns, pieces, _ = layout
+    row, column, height, part = box(i, layout)
     tile = nl.ndarray((height, part), dtype=line.dtype, buffer=nl.sbuf)
     if pieces == 1:
         nisa.dma_copy(dst=tile, src=line.ap([[stride, height], [1, part]], offset=row * stride + column))
@@ -27,25 +44,36 @@ def load(line, stride, row, column, height, part, columns, pieces):
 
 
 def times_activation(gate, op, factor, dst):
-    """dst = op(gate) * factor, with op(gate) in float32."""
-    activated = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=activated, op=op, data=gate)
+    """dst = op(gate) * factor, with op(gate) in float32.
+
+    op(gate) stands in PSUM: a product of two tiles in SBUF takes VectorE two cycles per element, with one of them in PSUM one.
+    """
+    height, part = gate.shape
     product = nl.ndarray(gate.shape, dtype=dst.dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=product, data1=activated, data2=factor, op=nl.multiply)
+    for first in range(0, part, HALF_PSUM):
+        last = min(first + HALF_PSUM, part)
+        activated = nl.ndarray((height, last - first), dtype=nl.float32, buffer=nl.psum)
+        nisa.activation(dst=activated, op=op, data=gate[:, first:last])
+        nisa.tensor_tensor(dst=product[:, first:last], data1=activated, data2=factor[:, first:last], op=nl.multiply)
     nisa.dma_copy(dst=dst, src=product)
 
 
 @nki.jit
 def silu_and_mul_kernel(gate, gate_stride, up, up_stride, rows, columns, pieces, width):
-    """gate and up as `lines` prepares them -> y (rows, columns), in tiles of `width` columns."""
+    """gate and up as `lines` prepares them -> y (rows, columns), in tiles of `width` columns.
+
+    DMA goes in program order: the next tile is asked for before this one's result is stored.
+    """
     y = nl.ndarray((rows, columns), dtype=gate.dtype, buffer=nl.shared_hbm)
-    for row in range(0, rows, PARTITIONS):
-        height = min(PARTITIONS, rows - row)
-        for column in range(0, columns, width):
-            part = min(width, columns - column)
-            g = load(gate, gate_stride, row, column, height, part, columns, pieces)
-            u = load(up, up_stride, row, column, height, part, columns, pieces)
-            times_activation(g, nl.silu, u, y[row : row + height, column : column + part])
+    layout = (rows, columns, pieces, width)
+    tiles = number_of(layout)
+    next_g, next_u = load(gate, gate_stride, 0, layout), load(up, up_stride, 0, layout)
+    for i in range(tiles):
+        g, u = next_g, next_u
+        if i + 1 < tiles:
+            next_g, next_u = load(gate, gate_stride, i + 1, layout), load(up, up_stride, i + 1, layout)
+        row, column, height, part = box(i, layout)
+        times_activation(g, nl.silu, u, y[row : row + height, column : column + part])
     return y
 
 

@@ -12,7 +12,7 @@ import nki.language as nl
 from torch import Tensor
 
 from kdk.backends.nki.launch import run
-from kdk_kernels.silu_and_mul.nki import PARTITIONS, lines, load, times_activation
+from kdk_kernels.silu_and_mul.nki import box, lines, load, number_of, times_activation
 
 
 @nki.jit
@@ -24,19 +24,22 @@ def silu_and_mul_backward_kernel(
         grad_gate = nl.ndarray((rows, columns), dtype=gate.dtype, buffer=nl.shared_hbm)
     if needs_up:
         grad_up = nl.ndarray((rows, columns), dtype=gate.dtype, buffer=nl.shared_hbm)
-    for row in range(0, rows, PARTITIONS):
-        height = min(PARTITIONS, rows - row)
-        for column in range(0, columns, width):
-            part = min(width, columns - column)
-            d = load(grad, grad_stride, row, column, height, part, columns, pieces)
-            g = load(gate, gate_stride, row, column, height, part, columns, pieces)
-            if needs_gate:
-                u = load(up, up_stride, row, column, height, part, columns, pieces)
-                product = nl.ndarray((height, part), dtype=nl.float32, buffer=nl.sbuf)
-                nisa.tensor_tensor(dst=product, data1=d, data2=u, op=nl.multiply, engine=nisa.engine.gpsimd)
-                times_activation(g, nl.silu_dx, product, grad_gate[row : row + height, column : column + part])
-            if needs_up:
-                times_activation(g, nl.silu, d, grad_up[row : row + height, column : column + part])
+    layout = (rows, columns, pieces, width)
+    tiles = number_of(layout)
+    next_d, next_g = load(grad, grad_stride, 0, layout), load(gate, gate_stride, 0, layout)
+    next_u = load(up, up_stride, 0, layout) if needs_gate else None
+    for i in range(tiles):
+        d, g, u = next_d, next_g, next_u
+        if i + 1 < tiles:  # before the results of this tile are stored: DMA goes in program order
+            next_d, next_g = load(grad, grad_stride, i + 1, layout), load(gate, gate_stride, i + 1, layout)
+            next_u = load(up, up_stride, i + 1, layout) if needs_gate else None
+        row, column, height, part = box(i, layout)
+        if needs_gate:
+            product = nl.ndarray((height, part), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=product, data1=d, data2=u, op=nl.multiply, engine=nisa.engine.gpsimd)
+            times_activation(g, nl.silu_dx, product, grad_gate[row : row + height, column : column + part])
+        if needs_up:
+            times_activation(g, nl.silu, d, grad_up[row : row + height, column : column + part])
     if not needs_up:
         return grad_gate
     if not needs_gate:
