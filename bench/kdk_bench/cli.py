@@ -1,4 +1,5 @@
-"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk bench`, `kdk audit`, `kdk new`, `kdk evidence add`.
+"""The command line: `kdk list`, `kdk env`, `kdk check`, `kdk compile`, `kdk bench`, `kdk tune`, `kdk audit`, `kdk new`,
+`kdk evidence add`.
 
 Exit codes: 0 holds, 1 does not hold, 2 usage, 3 something asked for could not be determined, 4 internal error.
 """
@@ -28,6 +29,7 @@ from kdk_bench.bench_command import bench_command
 from kdk_bench.compile import compile_command
 from kdk_bench.new.command import new_command
 from kdk_bench.options import DIRECTION, DTYPE, GITHUB, JOBS, JSON, OPS, TARGET, known, load, options, progress
+from kdk_bench.tune.command import tune_command
 
 HOLDS, DOES_NOT_HOLD, USAGE, UNDETERMINED, INTERNAL = 0, 1, 2, 3, 4
 
@@ -123,6 +125,7 @@ cli.add_command(compile_command)
 
 
 cli.add_command(bench_command)
+cli.add_command(tune_command)
 
 
 @cli.group("evidence")

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C import _is_alias_of  # type: ignore[attr-defined]
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy  # type: ignore[import-not-found]
 
-from kdk import registry
+from kdk import registry, tuning
 from kdk.backends import LANGUAGES, Language
 from kdk.checking import checking, tensor_rows
 from kdk.errors import DeclarationError, FallbackWarning, RefusedError
@@ -84,6 +84,16 @@ class Candidate:
             text = f"{key.op}.{key.direction}: {key.implementation} refused, another implementation runs: {reason}"
             warnings.warn(text, FallbackWarning, stacklevel=3)
 
+    def misconfigured(self, reason: str, strict: bool) -> None:
+        """The same for recorded launch parameters: the kernel runs, with those that it chooses itself."""
+        key = self.key
+        problem = f"{key.op}.{key.direction}: recorded launch parameters of {key.implementation} for {key.target} are not taken"
+        if strict:
+            way_out = f"`kdk tune {key.op} --target {key.target}` records new ones; without kdk.strict() the kernel chooses by itself"
+            raise RefusedError("KDK-TUNING", problem, value=reason, way_out=way_out)
+        if tally(key._replace(how="refused", reason=reason)).add() == 1:
+            warnings.warn(f"{problem}, it chooses by itself: {reason}", FallbackWarning, stacklevel=3)
+
 
 def kernel_file(op: Op, implementation: str, direction: str) -> str | None:
     """The import name of the file that holds a kernel, or None when the operator has none."""
@@ -117,6 +127,20 @@ class Kernel(NamedTuple):
     def function(self) -> Callable[..., Any]:
         """Looked up at each call: a file that is loaded anew takes effect."""
         return getattr(self.module, self.name)  # type: ignore[no-any-return]
+
+    @property
+    def tunable(self) -> Mapping[str, tuple[Any, ...]]:
+        """Its launch parameters and their legal values."""
+        return getattr(self.module, "TUNABLE", {})
+
+    def configured(self, parameters: Mapping[str, Any]) -> Callable[..., Any]:
+        """The function with launch parameters; those that are left out are the kernel's own choice."""
+        return tuning.bound(self.function, tuple(sorted(parameters.items()))) if self.tunable else self.function
+
+    def refuses(self, target: str, parameters: Mapping[str, Any], args: tuple[Any, ...]) -> str | None:
+        """Why it does not take launch parameters on such arguments (its own, as `arguments` makes them)."""
+        wrong = tuning.illegal(parameters, self.tunable, self.module.__name__)
+        return wrong or (self.supports(target, *args, **parameters) if self.supports else None)
 
 
 def _dtype_name(a: Any) -> Any:
@@ -228,15 +252,22 @@ def _kernel(op: Op, direction: str, language: Language, where: str, choice: Choi
     if native:
         target = launch.target(device)
         candidate.key = candidate.key._replace(target=target)
-        candidate.function = lambda *args: launch.run_on_device(kernel.function, kernel.arguments(*args))
+        run = launch.run_on_device
     else:
         run_simulated = language.module("simulate").run_simulated
-        candidate.function = lambda *args: run_simulated(kernel.function, kernel.arguments(*args), target)
+        run = functools.partial(_on_target, run_simulated, target)
+    refused = functools.partial(candidate.misconfigured, strict=choice.strict)
+    parameters = tuning.launch_parameters(op, direction, target, kernel, refused)
+    candidate.function = lambda *args: run(kernel.configured(parameters(args)), kernel.arguments(*args))
     candidate.function = _counted(candidate, op)
     if op.layouts and not language.strided:
         candidate.function = as_promised(op, candidate.function)
     candidate.refuse = refusal(language, target, kernel)
     return candidate
+
+
+def _on_target(run_simulated: Callable[..., Any], target: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return run_simulated(function, args, target)
 
 
 def refusal(language: Language, target: str, kernel: Kernel) -> Refuse:

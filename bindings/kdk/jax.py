@@ -10,18 +10,19 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from kdk import registry
+from kdk import registry, tuning
 from kdk.backends.pallas import KINDS, LANGUAGE
 from kdk.backends.pallas.environment import prepare_libtpu
 from kdk.backends.pallas.launch import missing
 from kdk.checking import checking
 from kdk.dispatch import kernel_file, load_kernel
-from kdk.errors import GradientError, InputError, RefusedError
+from kdk.errors import FallbackWarning, GradientError, InputError, RefusedError
 from kdk.op import Op
 
 if missing("cpu"):
@@ -144,6 +145,10 @@ def _check(op: Op, args: tuple[Any, ...]) -> None:
     checking(op)(*_described(args))
 
 
+def _misconfigured(reason: str) -> None:
+    warnings.warn(f"recorded launch parameters are not taken, the kernel chooses by itself: {reason}", FallbackWarning, stacklevel=2)
+
+
 def _target() -> str:
     """The chip that kernels run on, or the one that is simulated."""
     if jax.default_backend() != "tpu":
@@ -162,12 +167,14 @@ def _run(op: Op, direction: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return _empty(op, direction, described)
     kernel = load_kernel(op, "pallas", direction)
     assert kernel is not None, "asked for before"
-    reason = kernel.supports(_target(), *kernel.arguments(*described)) if kernel.supports else None
+    target = _target()
+    reason = kernel.supports(target, *kernel.arguments(*described)) if kernel.supports else None
     if reason:
         raise RefusedError("KDK-REFUSED", f"kdk.jax.{op.name}: its Pallas kernel ({direction}) does not take this", value=reason)
+    parameters = tuning.launch_parameters(op, direction, target, kernel, _misconfigured)(described)
     args = kernel.arguments(*args)
     static = tuple(i for i, a in enumerate(args) if a is not None and not hasattr(a, "dtype"))
-    results = _jitted(kernel.function, static)(*args)
+    results = _jitted(kernel.configured(parameters), static)(*args)
     return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 

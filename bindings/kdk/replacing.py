@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
+from kdk.decomposing import own_forward
 from kdk.patterns import Trial
+from kdk.recording import inlined
 from kdk.selection import use
 
 # Of the largest value in a row. With 16 bits anywhere the two may round in other places: only a wrong formula shows there.
@@ -52,6 +55,13 @@ class Replacement:
         self.rename = {} if any_name else dict(zip(_parameters(original), [p.name for p in own]))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+            reason = own_forward(self.operators, tensor)
+            if reason:
+                for name in self.operators:
+                    inlined(name, reason)
+                return type(self.module).forward(self.module, *args, **kwargs)
         if kwargs and not self.swaps:
             kwargs = {self.rename.get(name, name): value for name, value in kwargs.items()}
         return self.function(self.module, *args, **kwargs)

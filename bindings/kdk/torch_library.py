@@ -28,6 +28,7 @@ from kdk.autocast import shut_out, without_autocast
 from kdk.autograd import differentiate, refuse_to_differentiate
 from kdk.capture import open_in_graphs
 from kdk.checking import checking
+from kdk.decomposing import BY_KIND, decomposing
 from kdk.dispatch import as_promised, body, no_nones
 from kdk.errors import KdkError, RefusedError
 from kdk.op import Op
@@ -124,8 +125,8 @@ def _check_traced(check: Callable[..., None], args: tuple[Any, ...], kwargs: dic
 
 def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     """The public function: traced by dynamo, so that the choice it reads is guarded and becomes a constant of the graph."""
-    name, outputs, saved, inline = op.name, len(op.outputs), len(op.saved), op.kind != "algorithmic"
-    check, reference = checking(op), op.reference
+    name, outputs, saved = op.name, len(op.outputs), len(op.saved)
+    check, reference, decomposes = checking(op), op.reference, decomposing(op)
     arguments = list(op.arguments)
     fixed = tuple((arguments.index(t), t) for t in op.tensors if op.uses and t not in (*op.uses, *op.indexes))
 
@@ -144,8 +145,10 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
         impl = current(name)
         reason = ""
         if is_compiling():  # a constant under dynamo; true in non-strict export too
-            if impl.startswith("reference") or (inline and impl in ("", "!")):
-                reason = "compile"
+            if impl.startswith("reference"):
+                reason = BY_KIND
+            elif impl in ("", "!"):
+                reason = decomposes(args, kwargs)
         elif impl and impl.startswith("reference"):
             reason = "use"
         elif maybe_current_level() is not None or forward_ad._current_level >= 0:  # vmap, grad, jvp; dual numbers
@@ -162,7 +165,7 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
             result = forward(*args, impl=impl, **kwargs) if impl else forward(*args, **kwargs)
             return trim(result) if saved else result
         inlined(name, reason)
-        if reason == "compile" and is_dynamo_compiling():
+        if is_dynamo_compiling():
             _check_traced(check, args, kwargs)
         else:
             check(*args, **kwargs)

@@ -29,7 +29,7 @@ def test_list_as_json_and_nothing_else_on_standard_output(capsys: pytest.Capture
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == "kdk.list/1"
     entry = next(e for e in report["ops"] if e["name"] == "rms_norm")
-    assert set(entry) == {"name", "summary", "implementations", "evidence"}
+    assert set(entry) == {"name", "summary", "implementations", "evidence", "tuning"}
     assert entry["summary"] and entry["implementations"]["triton"] == {"forward": True, "backward": True}
     for record in entry["evidence"]:
         assert set(record) == {"implementation", "direction", "target", "report", "evidence", "environment", "date"}

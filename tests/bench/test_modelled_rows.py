@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 import kdk.ops  # noqa: F401
 from kdk.backends import LANGUAGES
 from kdk.errors import UsageError
+from kdk.registry import OPERATORS
 from kdk_bench import evidence
 from kdk_bench.bench_command import bench_command
 from kdk_bench.benchmarking import page
@@ -82,6 +83,20 @@ def test_a_gpu_has_bytes_and_resources_and_no_time(tmp_path: Path, monkeypatch: 
     assert own["evidence"] == "compiled" and own["modelled_seconds"] is None and own["resources"]["spills"] == 0
     # x, weight and y; and rstd, which is kept for a backward
     assert own["array_bytes"] == own["bytes"] + 4 * 4096 and own["ratios"]["least bytes"] == pytest.approx(1, rel=1e-3)
+
+
+MEMORY_BOUND = [name for name, o in OPERATORS.items() if o.op.kind != "algorithmic"]
+
+
+@pytest.mark.skipif(bool(ABSENT["triton"]), reason=str(ABSENT["triton"]))
+@pytest.mark.parametrize("name", MEMORY_BOUND)
+def test_unique_bytes_of_what_waits_for_memory(name: str) -> None:
+    """At most 1.05 times the least; a few rows of the model's width, where rstd and scales weigh the most."""
+    from kdk_bench.modelled.triton import Model
+
+    op, case = OPERATORS[name].op, running.heats([name], ["forward"], "", ["bfloat16"], ["sm_90"])[0][1]
+    found = Model(None).unique(Heat(op.name, "forward", "bfloat16", "sm_90", case.name, case.sizes, False), case)
+    assert found["unique_sizes"] != case.sizes and 0.9 < found["unique_bytes"] / found["unique_least_bytes"] <= 1.05
 
 
 def test_usage() -> None:

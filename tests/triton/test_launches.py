@@ -8,7 +8,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.runtime import interpreter as stock  # noqa: E402
 
-from kdk.backends.triton.simulate import interpret  # noqa: E402
+from kdk.backends.triton.simulate import interpret, unique_bytes  # noqa: E402
 from kdk.errors import SimulationError  # noqa: E402
 
 
@@ -317,3 +317,24 @@ def test_errors_in_a_kernel_name_the_program_and_keep_their_type():
         wrong[(2,)](torch.empty(1))
     assert any("program (1, 0, 0) of wrong" in note for note in caught.value.__notes__)
     assert any(str(entry.path) == __file__ and entry.name == "_kdk_kernel" for entry in caught.traceback)
+
+
+@triton.jit
+def every_second_twice(x, out, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(x + 2 * at, mask=at < N, other=0.0) + tl.load(x + 2 * at, mask=at < N, other=0.0)
+    tl.store(out + at, total, mask=at < N)
+
+
+def test_unique_bytes_are_counted_by_address() -> None:
+    """Half of an array, read twice, counts as half; of two launches each counts."""
+    x, out = torch.ones(200), torch.empty(100)
+
+    def launches(number: int) -> int:
+        def run() -> None:
+            for _ in range(number):
+                every_second_twice[(4,)](x, out, 100, BLOCK=32)
+
+        return unique_bytes(run, (), "sm_90")
+
+    assert launches(1) == 2 * 100 * 4 and launches(2) == 4 * 100 * 4

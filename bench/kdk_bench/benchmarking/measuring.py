@@ -69,9 +69,14 @@ class Entry:
 
 def cut(op: Op, case: Case, device: torch.device) -> dict[str, int]:
     """The case's sizes, its first letter (tokens) halved until the case can be checked in time."""
+    return cut_to(op, case, CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS, MOST_FLOPS)
+
+
+def cut_to(op: Op, case: Case, limit: int, most_flops: float) -> dict[str, int]:
+    """The case's sizes, its first letter halved until its largest tensor and its operations are within limits, or it is 1."""
     cases, sizes = cases_of(op), dict(case.sizes)
-    first, limit = next(iter(cases.dims)), CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
-    while sizes[first] > 1 and (_elements(op, sizes) > limit or (least_flops(op, "forward", sizes) or 0) > MOST_FLOPS):
+    first = next(iter(cases.dims))
+    while sizes[first] > 1 and (_elements(op, sizes) > limit or (least_flops(op, "forward", sizes) or 0) > most_flops):
         sizes = fit({**sizes, first: max(1, sizes[first] // 2)}, cases.dims)
     return sizes
 
@@ -79,6 +84,11 @@ def cut(op: Op, case: Case, device: torch.device) -> dict[str, int]:
 def _elements(op: Op, sizes: Mapping[str, int]) -> int:
     tokens = (text.replace("*", "").replace("|1", "").split() for text in op.shapes.values())
     return max(math.prod(int(t) if t.isdigit() else sizes[t] for t in text) for text in tokens)
+
+
+def too_large(op: Op, sizes: Mapping[str, int], limit: int, most_flops: float) -> bool:
+    """Whether sizes that `cut_to` left are beyond its limits all the same."""
+    return _elements(op, sizes) > limit or (least_flops(op, "forward", sizes) or 0) > most_flops
 
 
 def case_named(name: str, case: str) -> list[Case]:
@@ -90,7 +100,7 @@ def case_named(name: str, case: str) -> list[Case]:
     return found
 
 
-def _problem(op: Op, case: Case, sizes: Mapping[str, int]) -> Problem:
+def problem_of(op: Op, case: Case, sizes: Mapping[str, int]) -> Problem:
     starred = {t[1:] for text in op.shapes.values() for t in text.split() if t.startswith("*")}
     return model_problem(op, cases_of(op), case, sizes, {letter: (sizes[letter],) for letter in starred})
 
@@ -103,7 +113,7 @@ class Race:
         op = self.op = self.operator.op
         sizes = cut(op, case, device)
         self.heat = Heat(name, direction, dtype, target, case.name, sizes, sizes != dict(case.sizes))
-        self.problem = _problem(op, case, sizes)
+        self.problem = problem_of(op, case, sizes)
         self.expected = Expectation(self.operator, Row(name, direction, "bench", target, dtype), self.problem, 0)
         self.wait = timing.synchroniser(device)
         working = getattr(torch, dtype)

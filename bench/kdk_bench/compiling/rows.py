@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kdk import tuning
 from kdk.backends import LANGUAGES, Compiled, one_line
 from kdk.cases import Case
 from kdk.dispatch import kernel_file, load_kernel, refusal
@@ -86,7 +87,8 @@ def _key(task: Task) -> str | None:
         return None
     if kernel is None or case is None:
         return None
-    what = {**asdict(row), "case": [case.name, dict(case.sizes), dict(case.scalars)]}
+    launch = tuning.table(op, row.target).part("launch", row.direction, row.dtype, case.sizes)
+    what = {**asdict(row), "case": [case.name, dict(case.sizes), dict(case.scalars)], "launch": launch}
     return sources.key(kernel, op.package, row.implementation, what)
 
 
@@ -100,7 +102,8 @@ def call(task: Task) -> tuple[Callable[..., Any], tuple[Any, ...], str | None]:
     assert case is not None and kernel is not None
     args = Indices(op, row.direction).narrowed(arguments(op, row.direction, case, row.dtype))
     reason = refusal(language, row.target, kernel)(args)
-    return kernel.function, kernel.arguments(*args), reason
+    parameters = tuning.launch_parameters(op, row.direction, row.target, kernel, warnings.warn)(args)
+    return kernel.configured(parameters), kernel.arguments(*args), reason
 
 
 def compile_task(task: Task) -> Result:

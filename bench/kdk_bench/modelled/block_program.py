@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,12 +17,16 @@ PLAIN, KERNELS, COMPILED = "without kdk", "kdk, every kernel", "kdk, torch.compi
 @dataclass(frozen=True)
 class Program:
     """Called with x, then the module's parameters and buffers. variant: without kdk; patched, every kernel kept as in eager; or
-    patched and as torch.compile leaves it, where operators that are not algorithmic are their reference and XLA fuses them."""
+    patched and as torch.compile leaves it on `target`, where operators that lose become their reference and XLA fuses them.
+
+    chosen: (operator, implementation) that goes before what torch.compile would do with that operator; with "" it decomposes."""
 
     model: str
     name: str
     direction: str
     variant: str
+    target: str = ""
+    chosen: tuple[str, str] | None = None
 
     def module(self, dtype: torch.dtype) -> tuple[nn.Module, int]:
         """The block on the meta device, and its hidden size."""
@@ -47,7 +52,7 @@ class Program:
         def run(x: Tensor, *values: Tensor) -> Tensor:
             return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x,))  # type: ignore[no-any-return]
 
-        with _selection(self.variant):
+        with self._selection():
             if self.direction == "forward":
                 with torch.no_grad():
                     return run(x, *values)
@@ -55,21 +60,31 @@ class Program:
             return traced(x, *values)
 
 
+    @contextlib.contextmanager
+    def _selection(self) -> Iterator[None]:
+        """The front door of the operators decides as under torch.compile, by what is recorded of the chip."""
+        import kdk
+        from kdk import decomposing, replacing, torch_library, tuning
+
+        if self.variant != COMPILED:
+            yield
+            return
+        name, implementation = self.chosen or ("", "")
+        recorded = decomposing._rules
+
+        def rules(op: str, *where: Any) -> Any:
+            return (((), tuning.REFERENCE, "as asked"),) if op == name else recorded(op, *where)
+
+        with contextlib.ExitStack() as stack:
+            for module in (torch_library, replacing):
+                stack.enter_context(mock.patch.object(module, "is_compiling", lambda: True))
+            stack.enter_context(mock.patch.object(decomposing, "chip", lambda device, index: self.target))
+            stack.enter_context(kdk.use(**{name: implementation}) if implementation else mock.patch.object(decomposing, "_rules", rules))
+            yield
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-@contextlib.contextmanager
-def _selection(variant: str) -> Iterator[None]:
-    """Operators that torch.compile decomposes without evidence are their reference."""
-    import kdk
-    from kdk.registry import OPERATORS
-
-    if variant != COMPILED:
-        yield
-        return
-    with kdk.use(**{name: "reference" for name, operator in OPERATORS.items() if operator.op.kind != "algorithmic"}):
-        yield
 
 
 def joint(run: Any, values: Sequence[Tensor], wanted: Sequence[int], device: torch.device) -> fx.GraphModule:

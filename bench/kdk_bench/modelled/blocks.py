@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kdk import tuning
 from kdk.backends import TARGETS
 from kdk.dispatch import load_kernel, refusal
 from kdk.indices import Indices
@@ -66,7 +68,7 @@ def run(plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda:
 def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
     found = []
     for variant in (PLAIN, KERNELS, COMPILED):
-        program = Program(heat.case, name, heat.direction, variant)
+        program = Program(heat.case, name, heat.direction, variant, heat.target if variant == COMPILED else "")
         try:
             args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
             key = (program, heat.sizes["tokens"], heat.dtype, heat.target if variant == KERNELS else "")
@@ -78,6 +80,14 @@ def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
     rows = compared(found, found[0])
     loses = any(row.contender == KERNELS and (row.ratios.get(WITHOUT) or 0) > 1 for row in rows)
     return [*rows, *_alone(model, heat, name)] if loses else rows
+
+
+def calls(heat: Heat, name: str) -> list[tuple[str, str, tuple[Any, ...]]]:
+    """The calls of kdk's operators in a block: (operator, direction, arguments on the meta device)."""
+    program = Program(heat.case, name, heat.direction, KERNELS)
+    with _Calls() as found:
+        program(*program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype)))
+    return found.found
 
 
 class _Calls(TorchDispatchMode):
@@ -98,11 +108,8 @@ class _Calls(TorchDispatchMode):
 
 def _alone(model: Model, heat: Heat, name: str) -> list[Row]:
     """Where a block loses by kdk's kernels: each of them by itself at the block's shapes, against its reference by itself."""
-    program = Program(heat.case, name, heat.direction, KERNELS)
-    with _Calls() as calls:
-        program(*program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype)))
     rows = []
-    for op, direction, args in {_shape(call): call for call in calls.found}.values():
+    for op, direction, args in {_shape(call): call for call in calls(heat, name)}.values():
         own = replace(heat, op=f"{op} alone", direction=direction, case=heat.op)
         plain = entry(own, BASELINE, "", model.torch((_shape((op, direction, args)), "alone"), Reference(op, direction), args, heat.target))
         rows += compared([entry(own, "the kernel", "", _kernel(model, op, direction, args, heat.target)), plain], plain)
@@ -127,4 +134,5 @@ def _kernel(model: Model, op: str, direction: str, args: tuple[Any, ...], target
     reason = refusal(language, target, kernel)(given)
     if reason:
         return tpu.Estimate(target, None, why_not=reason)
-    return tpu.of_jax(model.profiler, kernel.function, kernel.arguments(*given), target)
+    parameters = tuning.launch_parameters(declared, direction, target, kernel, warnings.warn)(given)
+    return tpu.of_jax(model.profiler, kernel.configured(parameters), kernel.arguments(*given), target)

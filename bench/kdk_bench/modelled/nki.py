@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdk.backends import LANGUAGES
+from kdk.backends import LANGUAGES, one_line
 from kdk.cases import Case
 from kdk.registry import OPERATORS
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.compiling.described import arguments
-from kdk_bench.modelled.rows import MODELLED, Row, failed, own_kernel
+from kdk_bench.modelled.rows import MODELLED, Cost, Row, failed, own_kernel
 from kdk_bench.work import least_bytes, least_flops
 
 ROOFLINE = "roofline"
@@ -37,6 +37,20 @@ class Model:
         except Exception as error:
             return [failed(heat, "kdk nki", "nki", error)]
         return [_row(heat, case, launches)]
+
+
+    def cost(self, function: Any, args: tuple[Any, ...], target: str) -> Cost:
+        """The time of the engines in order."""
+        try:
+            launches = LANGUAGES["nki"].module("compile").modelled(function, args, target)
+        except Exception as error:  # the emulator's refusal, or the kernel's own Python
+            return Cost(why_not=f"{type(error).__name__}: {one_line(error)}")
+        us = sum(launch["in_order_us"] for launch in launches)
+        return Cost((us,), us * 1e-6, f"{us:.1f} us in order", MODELLED)
+
+    def plain(self, heat: Heat, args: tuple[Any, ...]) -> Cost:
+        """Unknown."""
+        return Cost(why_not=NO_BASELINE)
 
 
 def _row(heat: Heat, case: Case, launches: list[dict[str, Any]]) -> Row:

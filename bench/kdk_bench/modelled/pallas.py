@@ -13,7 +13,7 @@ from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.compiling.described import arguments
 from kdk_bench.modelled import torchtpu, tpu
 from kdk_bench.modelled.profiler import Profiler
-from kdk_bench.modelled.rows import MODELLED, UNKNOWN, Reference, Row, own_kernel
+from kdk_bench.modelled.rows import MODELLED, UNKNOWN, Cost, Reference, Row, own_kernel
 from kdk_bench.modelled.tpu_chips import CHIPS
 from kdk_bench.work import least_flops
 
@@ -54,6 +54,15 @@ class Model:
             for row in compared(found, found[-1])
         ]
 
+    def cost(self, function: Any, args: tuple[Any, ...], target: str) -> Cost:
+        """Modelled time, then cycles: of two that wait for memory, the one with more of them to spare."""
+        return _cost(tpu.of_jax(self.profiler, function, args, target))
+
+    def plain(self, heat: Heat, args: tuple[Any, ...]) -> Cost:
+        """What a user of TorchTPU gets without kdk."""
+        key = (heat.op, heat.direction, heat.case, heat.dtype)
+        return _cost(self.torch(key, Reference(heat.op, heat.direction), args, heat.target))
+
     def torch(self, key: Any, function: Any, args: Sequence[Any], target: str) -> tpu.Estimate:
         """A torch function by TorchTPU and XLA. key: says what it is; it is lowered once for all chips."""
         if key not in self.lowered:
@@ -62,6 +71,13 @@ class Model:
         if not text:
             return tpu.Estimate(target, None, why_not=why_not)
         return tpu.of_stablehlo(self.profiler, text, target, caveats=tpu.of_kernels(text))
+
+
+def _cost(estimate: tpu.Estimate) -> Cost:
+    if estimate.us is None or estimate.cycles is None:
+        return Cost(why_not=estimate.why_not or "; ".join(estimate.caveats) or "the profiler gives no cycles")
+    text = f"{estimate.us:.1f} us, {estimate.bound}; {estimate.cycles:,} cycles"
+    return Cost((round(estimate.us, 2), estimate.cycles), estimate.us * 1e-6, text, MODELLED)
 
 
 def entry(heat: Heat, contender: str, implementation: str, estimate: tpu.Estimate) -> Row:

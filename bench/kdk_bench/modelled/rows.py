@@ -4,6 +4,8 @@ A language has a module here by its own name, with
 
     COLUMNS, cells(row)     what its table shows beside the contender
     Model(directory)        a context; .rows(heat, case) -> the rows of one operator, direction, case, dtype and chip
+                            .cost(function, args, target) -> the `Cost` of a kernel's function, for `kdk tune`
+                            .plain(heat, args) -> that of the reference without kdk, which takes the same arguments
 """
 
 from __future__ import annotations
@@ -59,6 +61,20 @@ class Row:
             "environment": environment(),
             "date": today(),
         }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """order: the smaller the better, among launch configurations of one kernel. seconds: None where nothing has a time.
+
+    text: the figures in words. evidence: what they are worth. why_not: why there are none.
+    """
+
+    order: tuple[float, ...] = ()
+    seconds: float | None = None
+    text: str = ""
+    evidence: str = ""
+    why_not: str = ""
 
 
 def model_of(target: str) -> ModuleType | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,9 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kdk import tuning
 from kdk.backends import LANGUAGES, TARGETS
 from kdk.cases import Case
 from kdk.registry import OPERATORS
+from kdk_bench import listing
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.modelled.rows import COMPILED, FAILED, MODELLED, UNKNOWN, Row, failed, model_of
 
@@ -57,11 +60,20 @@ def run(plan: Sequence[tuple[Heat, Case]], directory: str | None, progress: Call
         with module.Model(directory) as model:
             for i, heat, case in mine:
                 try:
-                    found[i] = model.rows(heat, case)
+                    found[i] = [_with_selection(row) for row in model.rows(heat, case)]
                 except Exception as error:  # of the operator's own code, which runs on tensors without data here
                     found[i] = [failed(heat, f"kdk {language}", language, error)]
                 progress()
     return [row for i in range(len(plan)) for row in found[i]]
+
+
+def _with_selection(row: Row) -> Row:
+    """What torch.compile runs in a kernel's place where a block that it loses is recorded: its ratio is shown all the same."""
+    heat = row.heat
+    if not row.implementation or heat.op not in OPERATORS:
+        return row
+    part = tuning.table(OPERATORS[heat.op].op, heat.target).part("block", heat.direction, heat.dtype, heat.sizes)
+    return replace(row, caveats=(*row.caveats, f"under torch.compile: {listing.in_block(part)}")) if part else row
 
 
 def tables(rows: Sequence[Row], console: Console) -> None:

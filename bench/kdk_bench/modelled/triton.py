@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from kdk import tuning
 from kdk.backends import LANGUAGES
 from kdk.cases import Case
+from kdk.dispatch import load_kernel
+from kdk.indices import Indices
 from kdk.registry import OPERATORS
-from kdk_bench.benchmarking.measuring import Heat
+from kdk_bench.benchmarking.measuring import Heat, cut_to, problem_of, too_large
 from kdk_bench.compiling.described import arguments
+from kdk_bench.expectation import Expectation
+from kdk_bench.expectation import Row as Line
 from kdk_bench.modelled import inductor
-from kdk_bench.modelled.rows import COMPILED, FAILED, UNKNOWN, Reference, Row, own_kernel
+from kdk_bench.modelled.rows import COMPILED, FAILED, UNKNOWN, Cost, Reference, Row, own_kernel
 from kdk_bench.work import least_bytes, least_flops
 
-LEAST = "least bytes"
+LEAST, UNIQUE = "least bytes", "least bytes, unique"
+INTERPRETED, INTERPRETED_FLOPS = 1 << 18, 1e8  # elements of the largest tensor, and operations: a few seconds
+ENOUGH = 0.5  # occupancy: what lies above it is worth less than what it takes, registers and longer rows
 COLUMNS = (
-    "launches", "bytes of\nits arrays", f"x {LEAST}", "registers\nspills", "occupancy\nlimited by", "widest load\nshared", "tensor cores",
-)  # fmt: skip
+    "launches",
+    "bytes of\nits arrays",
+    f"x {LEAST}\nunique, x least",
+    "registers\nspills",
+    "occupancy\nlimited by",
+    "widest load\nshared",
+    "tensor cores",
+)
 
 
 class Model:
@@ -40,7 +55,43 @@ class Model:
         results = function(*args)
         least = least_bytes(op, heat.direction, args, results if isinstance(results, tuple) else (results,))
         work = {"bytes": least, "flops": least_flops(op, heat.direction, heat.sizes)}
-        return [self._own(heat, work), self._inductor(heat, args, work)]
+        own = self._own(heat, work)
+        if own.outcome == COMPILED:
+            own = _with_unique(own, self.unique(heat, case))
+        return [own, self._inductor(heat, args, work)]
+
+    def cost(self, function: Any, args: tuple[Any, ...], target: str) -> Cost:
+        """No time: spills, then bytes, then occupancy as far as it hides the memory's latency, then the width of loads."""
+        compiled = LANGUAGES["triton"].module("compile").compile_for(function, args, target)
+        found = compiled.resources
+        if compiled.outcome != "compiled":
+            return Cost(why_not=compiled.reason)
+        order = (found["spills"], found["array_bytes"], -min(found["occupancy"], ENOUGH), -found["widest_load_bits"])
+        text = f"{found['spills']} spills, {found['registers']} registers, occupancy {found['occupancy']:.0%}"
+        return Cost(order, None, f"{text}, loads of {found['widest_load_bits']} bits", COMPILED)
+
+    def plain(self, heat: Heat, args: tuple[Any, ...]) -> Cost:
+        """Unknown."""
+        return Cost(why_not="without the device there are no times")
+
+    def unique(self, heat: Heat, case: Case) -> dict[str, Any]:
+        """Bytes at different addresses that the kernel touches, interpreted on the case, its first letter halved until that ends."""
+        operator, sizes = OPERATORS[heat.op], cut_to(OPERATORS[heat.op].op, case, INTERPRETED, INTERPRETED_FLOPS)
+        if too_large(operator.op, sizes, INTERPRETED, INTERPRETED_FLOPS):
+            return {"unique_bytes": None, "unique_why_not": "the case is too large to be interpreted, with one token too"}
+        lacks = LANGUAGES["triton"].module("launch").missing("cpu")
+        if lacks:
+            return {"unique_bytes": None, "unique_why_not": lacks}
+        line = Line(heat.op, heat.direction, "triton", heat.target, heat.dtype)
+        expected = Expectation(operator, line, problem_of(operator.op, case, sizes), 0)
+        kernel = load_kernel(operator.op, "triton", heat.direction)
+        assert kernel is not None
+        given = Indices(operator.op, heat.direction).narrowed(expected.call.args)
+        parameters = tuning.launch_parameters(operator.op, heat.direction, heat.target, kernel, warnings.warn)(given)
+        module = LANGUAGES["triton"].module("simulate")
+        touched = module.unique_bytes(kernel.configured(parameters), kernel.arguments(*given), heat.target)
+        least = least_bytes(operator.op, heat.direction, expected.call.args, expected.reference)
+        return {"unique_bytes": touched, "unique_least_bytes": least, "unique_sizes": sizes}
 
     def _own(self, heat: Heat, work: Mapping[str, Any]) -> Row:
         own = own_kernel(heat, "triton")
@@ -68,18 +119,31 @@ def _row(heat: Heat, contender: str, implementation: str, found: Mapping[str, An
     return Row(heat, contender, implementation, COMPILED, "", None, ratios, figures, tuple(said))
 
 
+def _with_unique(row: Row, found: Mapping[str, Any]) -> Row:
+    if found["unique_bytes"] is None:
+        return replace(row, figures={**row.figures, **found}, caveats=(*row.caveats, f"unique bytes: {found['unique_why_not']}"))
+    sizes = " ".join(f"{letter}={size}" for letter, size in found["unique_sizes"].items())
+    said = f"unique bytes: interpreted at {sizes}, each address once a launch"
+    ratios = {**row.ratios, UNIQUE: found["unique_bytes"] / found["unique_least_bytes"]}
+    return replace(row, ratios=ratios, figures={**row.figures, **found}, caveats=(*row.caveats, said))
+
+
 def cells(row: Row) -> list[str]:
     """The row's figures, column by column."""
     found = row.figures["resources"]
     return [
         str(len(found["launches"])),
         f"{row.figures['array_bytes'] / 1e6:.1f} MB",
-        f"{row.ratios[LEAST]:.2f}",
+        f"{row.ratios[LEAST]:.2f}\n{_ratio(row.ratios.get(UNIQUE))}",
         f"{found['registers']}\n{found['spills']}",
         f"{found['occupancy']:.0%}\n{found['occupancy_limit']}",
         f"{found['widest_load_bits']} bits\n{found['shared_bytes']} B",
         str(found["tensor_core_instructions"] or "no"),
     ]
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def summary(row: Row) -> str:

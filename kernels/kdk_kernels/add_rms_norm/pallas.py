@@ -1,13 +1,14 @@
 """add_rms_norm, forward, in Pallas: blocks of whole rows."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import LEAST_ROWS, block_rows, widest
+from kdk_kernels.rms_norm.pallas import TUNABLE as TUNABLE
+from kdk_kernels.rms_norm.pallas import block_rows, too_wide
 
 
 def _kernel(
@@ -22,12 +23,13 @@ def _kernel(
 
 
 def forward(
-    x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: Any = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float, offset: float,
+    *, rows: Optional[int] = None, interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, 2 * H)
+    rows = block_rows(N, 2 * H, rows)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
     like_x = jax.ShapeDtypeStruct((N, H), x.dtype)
     y, new_residual, rstd = pl.pallas_call(
@@ -44,7 +46,8 @@ def forward(
     return y.reshape(x.shape), new_residual.reshape(x.shape), rstd.reshape(x.shape[:-1])
 
 
-def supports(target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float) -> str | None:
+def supports(
+    target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, *, rows: Optional[int] = None
+) -> str | None:
     """A block holds whole rows; x, residual and both results stand in VMEM twice, the values twice in float32."""
-    limit = widest(target, 8 * x.itemsize + 8)
-    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    return too_wide(target, x.shape[-1], 8 * x.itemsize + 8, rows)

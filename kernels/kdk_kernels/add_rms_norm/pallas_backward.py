@@ -6,11 +6,12 @@ from typing import Any, Optional
 import jax
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import LEAST_ROWS, block_rows, widest
+from kdk_kernels.rms_norm.pallas import TUNABLE as TUNABLE
+from kdk_kernels.rms_norm.pallas import block_rows, too_wide
 from kdk_kernels.rms_norm.pallas_backward import gradients
 
 
-def _copies(grad: jax.Array, names: Sequence[str], interpret: Any) -> dict[str, jax.Array]:
+def _copies(grad: jax.Array, names: Sequence[str], rows: Optional[int], interpret: Any) -> dict[str, jax.Array]:
     """Nothing flowed back to y: the sum passes the gradient of new_residual on, to each input in memory of its own."""
     if not names:
         return {}
@@ -21,7 +22,7 @@ def _copies(grad: jax.Array, names: Sequence[str], interpret: Any) -> dict[str, 
 
     H = grad.shape[-1]
     flat = grad.reshape(-1, H)
-    rows = block_rows(flat.shape[0], 2 * H)
+    rows = block_rows(flat.shape[0], 2 * H, rows)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
     out = pl.pallas_call(
         kernel,
@@ -46,14 +47,15 @@ def backward(
     offset: float,
     needs: str,
     *,
+    rows: Optional[int] = None,
     interpret: Any = False,
 ) -> tuple[Optional[jax.Array], Optional[jax.Array], Optional[jax.Array]]:
     needed = [name for name in ("x", "residual", "weight") if name in needs.split(",")]
     results: dict[str, jax.Array] = {}
     if grad_y is not None:
-        results = gradients(grad_y, new_residual, weight, rstd, offset, needed, grad_new_residual, interpret)
+        results = gradients(grad_y, new_residual, weight, rstd, offset, needed, grad_new_residual, rows, interpret)
     elif grad_new_residual is not None:
-        results = _copies(grad_new_residual, [name for name in needed if name != "weight"], interpret)
+        results = _copies(grad_new_residual, [name for name in needed if name != "weight"], rows, interpret)
     return results.get("x"), results.get("residual"), results.get("weight")
 
 
@@ -66,8 +68,8 @@ def supports(
     rstd: Any,
     offset: float,
     needs: str,
+    *,
+    rows: Optional[int] = None,
 ) -> str | None:
     """A block holds whole rows; both gradients, the sum and both results stand in VMEM twice, and five float32 blocks of values."""
-    H = new_residual.shape[-1]
-    limit = widest(target, 10 * new_residual.itemsize + 20)
-    return f"H = {H}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if limit < H else None
+    return too_wide(target, new_residual.shape[-1], 10 * new_residual.itemsize + 20, rows)

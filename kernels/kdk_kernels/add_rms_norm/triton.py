@@ -1,10 +1,13 @@
 """add_rms_norm, forward, in Triton: a tile of whole rows per program where a row fits, else two passes over it."""
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kdk_kernels.rms_norm.triton import TUNABLE as TUNABLE
 from kdk_kernels.rms_norm.triton import tile
 
 
@@ -52,15 +55,16 @@ def _forward(
 
 
 def forward(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     H = x.shape[-1]
     flat, flat_residual = x.reshape(-1, H), residual.reshape(-1, H)
     N = flat.shape[0]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     new_residual = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    rows, block, warps = tile(H)
+    rows, block, warps = tile(H, elements, warps)
     _forward[(triton.cdiv(N, rows),)](
         flat, flat_residual, weight, y, new_residual, rstd, N, H,
         *flat.stride(), *flat_residual.stride(), weight.stride(0), eps, offset,

@@ -1,14 +1,15 @@
 """add_rms_norm_dynamic_quant in Pallas: blocks of whole rows."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import block_rows, widest
+from kdk_kernels.rms_norm.pallas import block_rows, too_wide
 from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, quantised
+from kdk_kernels.rms_norm_dynamic_quant.pallas import TUNABLE as TUNABLE
 
 
 def _kernel(
@@ -22,12 +23,13 @@ def _kernel(
 
 
 def forward(
-    x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float, offset: float, dtype: str, *, interpret: Any = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x: jax.Array, residual: jax.Array, weight: jax.Array, eps: float, offset: float, dtype: str,
+    *, rows: Optional[int] = None, interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, 2 * H, LEAST_ROWS)
+    rows = block_rows(N, 2 * H, rows, LEAST_ROWS)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
     q, scale, new_residual = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
@@ -45,7 +47,8 @@ def forward(
     return q.reshape(x.shape), scale.reshape(x.shape[:-1]), new_residual.reshape(x.shape)
 
 
-def supports(target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, dtype: str) -> str | None:
+def supports(
+    target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, dtype: str, *, rows: Optional[int] = None
+) -> str | None:
     """A block holds whole rows; x, residual, q and the sum stand in VMEM twice, the values twice in float32."""
-    limit = widest(target, 6 * x.itemsize + 2 + 8, LEAST_ROWS)
-    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    return too_wide(target, x.shape[-1], 6 * x.itemsize + 2 + 8, rows, LEAST_ROWS)

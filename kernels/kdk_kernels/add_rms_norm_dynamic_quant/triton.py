@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kdk_kernels.add_rms_norm.triton import rounded_sum
+from kdk_kernels.rms_norm.triton import TUNABLE as TUNABLE
 from kdk_kernels.rms_norm.triton import tile
 from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 from kdk_kernels.rms_norm_dynamic_quant.triton import inverse_scale, refused_format, rounded, row_peak
@@ -58,15 +59,16 @@ def _forward(
 
 
 def forward(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     H = x.shape[-1]
     flat, flat_residual = x.reshape(-1, H), residual.reshape(-1, H)
     N = flat.shape[0]
     q = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     new_residual = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows, block, warps = tile(H)
+    rows, block, warps = tile(H, elements, warps)
     _forward[(triton.cdiv(N, rows),)](
         flat, flat_residual, weight, q, scale, new_residual, N, H,
         *flat.stride(), *flat_residual.stride(), weight.stride(0), eps, offset,
@@ -77,6 +79,7 @@ def forward(
 
 
 def supports(
-    target: str, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype
-) -> Optional[str]:
+    target: str, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> Optional[str]:  # fmt: skip
     return refused_format(target, dtype)

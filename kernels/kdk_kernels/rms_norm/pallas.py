@@ -1,7 +1,7 @@
 """rms_norm, forward, in Pallas: blocks of whole rows."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,16 @@ from jax.experimental import pallas as pl
 from kdk.backends.pallas import SCOPED_VMEM
 
 LEAST_ROWS = 16  # of a block: a bfloat16 tile's
+TUNABLE = {"rows": (16, 32, 64, 128, 256, 512, 1024)}  # of a block
 BLOCK_BYTES = 2 << 20  # of float32 values in a block; some five such blocks live in the 16 MiB of scoped VMEM of a v5e
 
 
-def block_rows(N: int, H: int, least: int = LEAST_ROWS) -> int:
-    """Rows of a block: a multiple of the least, or all there are."""
-    rows = max(least, BLOCK_BYTES // (4 * H) // least * least)
-    return N if rows >= N else min(rows, 512)
+def block_rows(N: int, H: int, rows: Optional[int], least: int = LEAST_ROWS) -> int:
+    """Rows of a block: the given ones, or a multiple of the least that suits rows of H values; or all there are."""
+    if rows is None:
+        fitting = max(least, BLOCK_BYTES // (4 * H) // least * least)
+        return N if fitting >= N else min(fitting, 512)
+    return min(rows, N)
 
 
 def _kernel(eps: float, offset: float, H: int, x: Any, weight: Any, y: Any, rstd: Any) -> None:
@@ -26,11 +29,13 @@ def _kernel(eps: float, offset: float, H: int, x: Any, weight: Any, y: Any, rstd
     rstd[...] = scale
 
 
-def forward(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: Any = False) -> tuple[jax.Array, jax.Array]:
+def forward(
+    x: jax.Array, weight: jax.Array, eps: float, offset: float, *, rows: Optional[int] = None, interpret: Any = False
+) -> tuple[jax.Array, jax.Array]:
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, H)
+    rows = block_rows(N, H, rows)
     y, rstd = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
         out_shape=(jax.ShapeDtypeStruct((N, H), x.dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32)),
@@ -45,12 +50,13 @@ def forward(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, inter
     return y.reshape(x.shape), rstd.reshape(x.shape[:-1])
 
 
-def widest(target: str, bytes_per_element: int, least: int = LEAST_ROWS) -> int:
-    """The longest row of which the least rows fit VMEM, with the rows of the weight beside them."""
-    return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (least * (bytes_per_element + 1))
+def too_wide(target: str, H: int, bytes_per_element: int, rows: Optional[int], least: int = LEAST_ROWS) -> str | None:
+    """Why a block of the given rows, or of the least, does not fit VMEM, with the rows of the weight beside it."""
+    rows = rows or least
+    limit = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (rows * (bytes_per_element + 1))
+    return f"H = {H}: a block of {rows} rows fits up to H = {limit}" if limit < H else None
 
 
-def supports(target: str, x: Any, weight: Any, eps: float, offset: float) -> str | None:
+def supports(target: str, x: Any, weight: Any, eps: float, offset: float, *, rows: Optional[int] = None) -> str | None:
     """A block holds whole rows; x and y stand in VMEM twice, the values once in float32."""
-    limit = widest(target, 4 * x.itemsize + 4)
-    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    return too_wide(target, x.shape[-1], 4 * x.itemsize + 4, rows)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import LEAST_ROWS, block_rows, widest
+from kdk_kernels.rms_norm.pallas import TUNABLE as TUNABLE
+from kdk_kernels.rms_norm.pallas import block_rows, too_wide
 
 
 def _kernel(
@@ -48,6 +49,7 @@ def gradients(
     offset: float,
     needed: Sequence[str],
     more: Optional[jax.Array] = None,
+    rows: Optional[int] = None,
     interpret: Any = False,
 ) -> dict[str, jax.Array]:
     """The needed ones of dx ("x"), a copy of it ("residual") and dweight ("weight"); `more` is added to dx before it is rounded."""
@@ -55,7 +57,7 @@ def gradients(
     flat = x.reshape(-1, H)
     N = flat.shape[0]
     extra = [more.reshape(-1, H)] if more is not None else []
-    rows = block_rows(N, (2 + len(extra) + ("residual" in needed)) * H)
+    rows = block_rows(N, (2 + len(extra) + ("residual" in needed)) * H, rows)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
     row = pl.BlockSpec((1, H), lambda i: (0, 0))
     like_x, like_weight = jax.ShapeDtypeStruct((N, H), x.dtype), jax.ShapeDtypeStruct((1, H), jnp.float32)
@@ -78,14 +80,16 @@ def gradients(
 
 
 def backward(
-    grad: jax.Array, x: jax.Array, weight: jax.Array, rstd: jax.Array, offset: float, needs: str, *, interpret: Any = False
-) -> tuple[Optional[jax.Array], Optional[jax.Array]]:
+    grad: jax.Array, x: jax.Array, weight: jax.Array, rstd: jax.Array, offset: float, needs: str,
+    *, rows: Optional[int] = None, interpret: Any = False,
+) -> tuple[Optional[jax.Array], Optional[jax.Array]]:  # fmt: skip
     needed = [name for name in ("x", "weight") if name in needs.split(",")]
-    results = gradients(grad, x, weight, rstd, offset, needed, interpret=interpret)
+    results = gradients(grad, x, weight, rstd, offset, needed, rows=rows, interpret=interpret)
     return results.get("x"), results.get("weight")
 
 
-def supports(target: str, grad: Any, x: Any, weight: Any, rstd: Any, offset: float, needs: str) -> str | None:
+def supports(
+    target: str, grad: Any, x: Any, weight: Any, rstd: Any, offset: float, needs: str, *, rows: Optional[int] = None
+) -> str | None:
     """A block holds whole rows; grad, x and dx stand in VMEM twice, and four float32 blocks of values."""
-    limit = widest(target, 6 * x.itemsize + 16)
-    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    return too_wide(target, x.shape[-1], 6 * x.itemsize + 16, rows)

@@ -1,5 +1,7 @@
 """rms_norm, forward, in Triton: a tile of whole rows per program where a row fits, else two passes over it."""
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +9,7 @@ from torch import Tensor
 
 WIDEST = 16384  # columns a program holds at once: 16 warps x 32 values a thread; fewer have 16 values a thread
 TILE = 4096  # elements of a program's tile when rows are short
+TUNABLE = {"elements": (1024, 2048, 4096, 8192), "warps": (1, 2, 4, 8, 16, 32)}  # of a program's tile when rows are short; of a program
 
 
 @triton.jit
@@ -39,20 +42,22 @@ def _forward(
     tl.store(rstd + rows, scale, mask=rows < N)
 
 
-def tile(H: int) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps."""
+def tile(H: int, elements: Optional[int], warps: Optional[int]) -> tuple[int, int, int]:
+    """Rows and columns of a program's tile, and its warps: given, or what suits the row."""
     block = min(triton.next_power_of_2(H), WIDEST)
-    rows = max(1, TILE // block) if block < TILE else 1
-    return rows, block, max(4, min(16, rows * block // 512))
+    rows = max(1, (elements or TILE) // block)
+    return rows, block, warps or max(4, min(16, rows * block // 512))
 
 
-def forward(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Tensor, weight: Tensor, eps: float, offset: float, *, elements: Optional[int] = None, warps: Optional[int] = None
+) -> tuple[Tensor, Tensor]:
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    rows, block, warps = tile(H)
+    rows, block, warps = tile(H, elements, warps)
     _forward[(triton.cdiv(N, rows),)](
         flat, weight, y, rstd, N, H, flat.stride(0), flat.stride(1), weight.stride(0), eps, offset,
         ROWS=rows, BLOCK=block, WHOLE=block >= H, num_warps=warps,

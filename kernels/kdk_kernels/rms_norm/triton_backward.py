@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kdk_kernels.rms_norm.triton import TUNABLE as TUNABLE
 from kdk_kernels.rms_norm.triton import tile
 
 PROGRAMS_PER_PROCESSOR = 2
@@ -139,14 +140,15 @@ def processors(device: torch.device) -> int:
 
 
 def gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, copies: int, weighted: bool, more: Optional[Tensor] = None
-) -> tuple[list[Tensor], Optional[Tensor]]:
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, copies: int, weighted: bool,
+    elements: Optional[int], warps: Optional[int], more: Optional[Tensor] = None,
+) -> tuple[list[Tensor], Optional[Tensor]]:  # fmt: skip
     """dx, 0 to 2 `copies` of it, with `more` added before it is rounded; and dweight where it is wanted."""
     H = x.shape[-1]
     g, flat, scale = grad.reshape(-1, H), x.reshape(-1, H), rstd.reshape(-1)
     extra = None if more is None else more.reshape(-1, H)
     N = flat.shape[0]
-    rows, block, warps = tile(H)
+    rows, block, warps = tile(H, elements, warps)
     programs = min(triton.cdiv(N, rows), PROGRAMS_PER_PROCESSOR * processors(x.device))
     strides = (*g.stride(), *flat.stride())
     dx = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(copies)]
@@ -178,8 +180,9 @@ def gradients(
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: str
-) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, needs: str,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> tuple[Optional[Tensor], Optional[Tensor]]:  # fmt: skip
     needed = needs.split(",")
-    dx, dweight = gradients(grad, x, weight, rstd, offset, int("x" in needed), "weight" in needed)
+    dx, dweight = gradients(grad, x, weight, rstd, offset, int("x" in needed), "weight" in needed, elements, warps)
     return dx[0] if dx else None, dweight

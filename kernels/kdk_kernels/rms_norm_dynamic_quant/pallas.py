@@ -1,16 +1,17 @@
 """rms_norm_dynamic_quant in Pallas: blocks of whole rows."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kdk_kernels.rms_norm.pallas import block_rows, widest
+from kdk_kernels.rms_norm.pallas import block_rows, too_wide
 from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
 LEAST_ROWS = 32  # of a block: an 8-bit tile's
+TUNABLE = {"rows": (32, 64, 128, 256, 512, 1024)}  # of a block
 
 
 def quantised(y: Any, dtype: Any) -> tuple[Any, Any]:
@@ -33,12 +34,12 @@ def _kernel(eps: float, offset: float, H: int, x: Any, weight: Any, q: Any, scal
 
 
 def forward(
-    x: jax.Array, weight: jax.Array, eps: float, offset: float, dtype: str, *, interpret: Any = False
+    x: jax.Array, weight: jax.Array, eps: float, offset: float, dtype: str, *, rows: Optional[int] = None, interpret: Any = False
 ) -> tuple[jax.Array, jax.Array]:
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
-    rows = block_rows(N, H, LEAST_ROWS)
+    rows = block_rows(N, H, rows, LEAST_ROWS)
     q, scale = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
         out_shape=(jax.ShapeDtypeStruct((N, H), dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32)),
@@ -53,7 +54,6 @@ def forward(
     return q.reshape(x.shape), scale.reshape(x.shape[:-1])
 
 
-def supports(target: str, x: Any, weight: Any, eps: float, offset: float, dtype: str) -> str | None:
+def supports(target: str, x: Any, weight: Any, eps: float, offset: float, dtype: str, *, rows: Optional[int] = None) -> str | None:
     """A block holds whole rows; x and q stand in VMEM twice, the values twice in float32."""
-    limit = widest(target, 2 * x.itemsize + 2 + 8, LEAST_ROWS)
-    return f"H = {x.shape[-1]}: a block of {LEAST_ROWS} rows fits up to H = {limit}" if x.shape[-1] > limit else None
+    return too_wide(target, x.shape[-1], 2 * x.itemsize + 2 + 8, rows, LEAST_ROWS)

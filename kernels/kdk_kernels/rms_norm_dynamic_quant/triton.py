@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kdk_kernels.rms_norm.triton import TUNABLE as TUNABLE
 from kdk_kernels.rms_norm.triton import tile
 from kdk_kernels.rms_norm_dynamic_quant.reference import SMALLEST, largest_of
 
@@ -75,13 +76,16 @@ def _forward(
     tl.store(scale + rows, size, mask=rows < N)
 
 
-def forward(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     H = x.shape[-1]
     flat = x.reshape(-1, H)
     N = flat.shape[0]
     q = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    rows, block, warps = tile(H)
+    rows, block, warps = tile(H, elements, warps)
     _forward[(triton.cdiv(N, rows),)](
         flat, weight, q, scale, N, H, flat.stride(0), flat.stride(1), weight.stride(0), eps, offset,
         LARGEST=largest_of(dtype), SMALLEST=SMALLEST, INTEGER=dtype == torch.int8,
@@ -90,7 +94,10 @@ def forward(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.d
     return q, scale
 
 
-def supports(target: str, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Optional[str]:
+def supports(
+    target: str, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype,
+    *, elements: Optional[int] = None, warps: Optional[int] = None,
+) -> Optional[str]:  # fmt: skip
     return refused_format(target, dtype)
 
 

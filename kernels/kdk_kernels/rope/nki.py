@@ -4,6 +4,8 @@ The tables of a tile are fetched once and seen by every head through a view. Vec
 pairs and GpSimd the second: VectorE alone would be busy for much longer than the data takes to arrive.
 """
 
+from typing import Optional
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -13,6 +15,7 @@ from kdk.backends.nki.launch import run
 
 PARTITIONS = 128
 TILE_ELEMENTS = 4096  # of one token, in whole heads: two iterations of float32 fit into SBUF
+TUNABLE = {"elements": (512, 1024, 2048, 4096, 8192)}  # of one token, in whole heads
 MAX_HEAD = 8192  # elements of one head that fit with everything that goes with them
 
 
@@ -61,10 +64,10 @@ def rotate_tile(x, cos, sin, interleaved, transposed):
     nisa.tensor_tensor(dst=second, data1=second_cos, data2=first_sin, op=plus, engine=gpsimd)
 
 
-def rotate_tokens(out, x, rows, start, height, cos, sin, interleaved, transposed):
+def rotate_tokens(out, x, rows, start, height, cos, sin, interleaved, transposed, elements):
     """All heads of `height` tokens from `start` on, as many at a time as fit."""
     heads, dim = out.shape[1], out.shape[2]
-    step = max(1, TILE_ELEMENTS // dim)
+    step = max(1, elements // dim)
     for head in range(0, heads, step):
         part = min(step, heads - head)
         tile = load(x, rows, start, height, head, part, dim)
@@ -74,7 +77,7 @@ def rotate_tokens(out, x, rows, start, height, cos, sin, interleaved, transposed
 
 @nki.jit
 def rope_kernel(
-    x, shape, rows, cos, cos_rows, sin, sin_rows, rotary, interleaved, transposed, pair, y=None, y_shape=None, y_rows=None
+    x, shape, rows, cos, cos_rows, sin, sin_rows, rotary, interleaved, transposed, elements, pair, y=None, y_shape=None, y_rows=None
 ):
     """x and, with `pair`, y, as `lines` prepares them, (tokens, heads, D) in their shapes, rotated: contiguous."""
     x_out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -85,9 +88,9 @@ def rope_kernel(
         height = min(PARTITIONS, tokens - start)
         c = load(cos, cos_rows, start, height, 0, 1, rotary)
         s = load(sin, sin_rows, start, height, 0, 1, rotary)
-        rotate_tokens(x_out, x, rows, start, height, c, s, interleaved, transposed)
+        rotate_tokens(x_out, x, rows, start, height, c, s, interleaved, transposed, elements)
         if pair:
-            rotate_tokens(y_out, y, y_rows, start, height, c, s, interleaved, transposed)
+            rotate_tokens(y_out, y, y_rows, start, height, c, s, interleaved, transposed, elements)
     if pair:
         return x_out, y_out
     return x_out
@@ -111,14 +114,16 @@ def lines(x: Tensor) -> tuple[Tensor, tuple[int, int, int, int]]:
     return x.as_strided((span,), (1,)), (tokens, sequence_stride, token_stride, head_stride)
 
 
-def rotate(tensors: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> list[Tensor]:
+def rotate(
+    tensors: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool, elements: Optional[int]
+) -> list[Tensor]:
     """The rotation of one or two tensors (..., S, heads, D) by tables (..., S, R)."""
     batched = [x if x.dim() == 4 else x.unsqueeze(0) for x in tensors]
     batch = batched[0].shape[0]
     # A table shared by the sequences is read again for each of them: its batch stride is 0.
     tables = [(t if t.dim() == 3 else t.unsqueeze(0)).expand(batch, -1, -1).unsqueeze(-2) for t in (cos, sin)]
     first, *second = [_as_arguments(x) for x in batched]
-    how = cos.shape[-1], interleaved, transposed, bool(second)
+    how = cos.shape[-1], interleaved, transposed, elements or TILE_ELEMENTS, bool(second)
     outputs = run(rope_kernel, *first, *lines(tables[0]), *lines(tables[1]), *how, *(second[0] if second else ()))
     return [out.reshape(x.shape) for out, x in zip(outputs, tensors)]
 
@@ -128,15 +133,21 @@ def _as_arguments(x: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, int, i
     return line, (x.shape[0] * x.shape[1], *x.shape[2:]), rows
 
 
-def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    q_out, k_out = rotate([q, k], cos, sin, interleaved, transposed=False)
+def forward(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, elements: Optional[int] = None
+) -> tuple[Tensor, Tensor]:
+    q_out, k_out = rotate([q, k], cos, sin, interleaved, transposed=False, elements=elements)
     return q_out, k_out
 
 
-def supports(target: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> str | None:
-    return head_too_long(q)
+def supports(
+    target: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, elements: Optional[int] = None
+) -> str | None:
+    return head_too_long(q, elements)
 
 
-def head_too_long(x: Tensor) -> str | None:
+def head_too_long(x: Tensor, elements: Optional[int]) -> str | None:
     """A tile holds at least one whole head."""
+    if elements is not None and elements > TILE_ELEMENTS and x.itemsize == 4:
+        return f"elements = {elements}: two iterations of float32 fit SBUF up to {TILE_ELEMENTS}"
     return f"D = {x.shape[-1]}: one head fits SBUF up to D = {MAX_HEAD}" if x.shape[-1] > MAX_HEAD else None

@@ -6,7 +6,7 @@ are split and by one to either side when the pairs are interleaved: no strided a
 
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +17,25 @@ MAX_BLOCK_TOKENS = 64
 MIN_BLOCK_TOKENS = 8
 # Half of the 16 MiB that a kernel may use on the smallest target, which leaves room for the tables and for spills.
 VMEM_BUDGET = 8 * 2**20
+TUNABLE = {"tokens": (8, 16, 32, 64, 128, 256)}  # of a block
 
 
 def forward(
-    q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool, *, interpret: Any = False
-) -> tuple[jax.Array, jax.Array]:
-    q_out, k_out = rotate([q, k], cos, sin, interleaved, transposed=False, interpret=interpret)
+    q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool,
+    *, tokens: Optional[int] = None, interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    q_out, k_out = rotate([q, k], cos, sin, interleaved, transposed=False, block=tokens, interpret=interpret)
     return q_out, k_out
 
 
 def rotate(
-    tensors: list[jax.Array], cos: jax.Array, sin: jax.Array, interleaved: bool, transposed: bool, interpret: Any
+    tensors: list[jax.Array], cos: jax.Array, sin: jax.Array, interleaved: bool, transposed: bool, block: Optional[int], interpret: Any
 ) -> list[jax.Array]:
-    """The rotation of tensors (..., S, H, D), all by the same tables (..., S, R)."""
+    """The rotation of tensors (..., S, H, D), all by the same tables (..., S, R), a block of tokens at a time."""
     shapes = [x.shape for x in tensors]
     flat = [x.reshape(-1, *x.shape[-2:]) for x in tensors]
     tokens, rotary = flat[0].shape[0], cos.shape[-1]
-    block = _block_tokens(flat)
+    block = _block_tokens(flat) if block is None else min(block, tokens)
     cos, sin, periods = _tables(cos, sin, tokens, block)
 
     # A table shared by the sequences starts again after every `periods` blocks.
@@ -85,12 +87,14 @@ def _is_first(shape: tuple[int, ...], interleaved: bool) -> jax.Array:
     return lane % 2 == 0 if interleaved else lane < shape[-1] // 2
 
 
-def supports(target: str, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> str | None:
-    return too_many_heads([q, k])
+def supports(target: str, q: Any, k: Any, cos: Any, sin: Any, interleaved: bool, *, tokens: Optional[int] = None) -> str | None:
+    return too_many_heads([q, k], tokens)
 
 
-def too_many_heads(tensors: list[Any]) -> str | None:
+def too_many_heads(tensors: list[Any], tokens: Optional[int]) -> str | None:
     """A block holds all heads of a few tokens."""
+    if tokens is not None and tokens * _bytes_per_token(tensors) > 2 * VMEM_BUDGET:
+        return f"tokens = {tokens}: a block fits VMEM up to {2 * VMEM_BUDGET // _bytes_per_token(tensors)} tokens"
     most, needed = 2 * VMEM_BUDGET // MIN_BLOCK_TOKENS, _bytes_per_token(tensors)
     if needed <= most:
         return None

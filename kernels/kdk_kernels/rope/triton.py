@@ -1,5 +1,7 @@
 """Rotary position embedding for GPUs: one program per few tokens, which reads their tables once and turns every head."""
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -8,11 +10,14 @@ from torch import Tensor
 # Pairs that one program holds at a time. With 4 warps a thread moves 2 x 16 elements, in 16-byte accesses for 16-bit dtypes;
 # of a 32 x 128 query that is every head of one token.
 PAIRS_PER_TILE = 2048
+TUNABLE = {"pairs": (256, 512, 1024, 2048, 4096), "warps": (1, 2, 4, 8, 16)}  # of a program
 
 
-def forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, pairs: Optional[int] = None, warps: Optional[int] = None
+) -> tuple[Tensor, Tensor]:
     q_out, k_out = new_like(q), new_like(k)
-    rotate([(q, q_out), (k, k_out)], cos, sin, interleaved, transposed=False)
+    rotate([(q, q_out), (k, k_out)], cos, sin, interleaved, transposed=False, pairs=pairs, warps=warps)
     return q_out, k_out
 
 
@@ -21,7 +26,10 @@ def new_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def rotate(jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool) -> None:
+def rotate(
+    jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool,
+    pairs: Optional[int], warps: Optional[int],
+) -> None:  # fmt: skip
     """Write the rotation of one or two tensors (..., S, heads, D) into their outputs, in one launch."""
     (x, x_out), (y, y_out) = ([_with_batch(t, 4) for t in job] for job in (jobs[0], jobs[-1]))
     batch, sequence, x_heads, dim = x.shape
@@ -31,7 +39,7 @@ def rotate(jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interlea
     rotary = cos.shape[-1]
     block_pairs = triton.next_power_of_2(rotary // 2)
     block_rest = triton.next_power_of_2(max(dim - rotary, 1))
-    heads_per_tile = max(PAIRS_PER_TILE // max(block_pairs, block_rest // 2), 1)
+    heads_per_tile = max((pairs or PAIRS_PER_TILE) // max(block_pairs, block_rest // 2), 1)
     block_x, block_y = (min(triton.next_power_of_2(max(heads, 1)), heads_per_tile) for heads in (x_heads, y_heads))
     block_tokens = min(heads_per_tile // max(block_x, block_y), triton.next_power_of_2(batch * sequence))
     _rotate_tokens[(triton.cdiv(batch * sequence, block_tokens),)](
@@ -60,7 +68,7 @@ def rotate(jobs: list[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, interlea
         BLOCK_REST=block_rest,
         INTERLEAVED=interleaved,
         TRANSPOSED=transposed,
-        num_warps=4,
+        num_warps=warps or 4,
     )
 
 

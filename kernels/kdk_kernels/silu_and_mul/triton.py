@@ -1,5 +1,7 @@
 """SiLU-and-multiply in Triton: one program computes a block of rows and columns."""
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +9,7 @@ from torch import Tensor
 
 ELEMENTS = 2048  # per program: with 4 warps 16 a thread, so two 16-byte loads of bfloat16 an input are in flight
 NUM_WARPS = 4
+TUNABLE = {"elements": (1024, 2048, 4096, 8192), "warps": (1, 2, 4, 8, 16)}  # of a program
 
 
 @triton.jit
@@ -48,17 +51,18 @@ def rows_and_columns(*tensors: Tensor) -> list[Tensor]:
     return [t.reshape(-1, t.shape[-1]) for t in tensors]
 
 
-def blocks(rows: int, columns: int) -> tuple[tuple[int], int, int]:
+def blocks(rows: int, columns: int, elements: Optional[int]) -> tuple[tuple[int], int, int]:
     """The grid, and rows and columns of a block: wide first, several rows where a row is short."""
-    block_columns = min(triton.next_power_of_2(columns), ELEMENTS)
-    block_rows = min(triton.next_power_of_2(rows), ELEMENTS // block_columns)
+    elements = elements or ELEMENTS
+    block_columns = min(triton.next_power_of_2(columns), elements)
+    block_rows = min(triton.next_power_of_2(rows), elements // block_columns)
     return (triton.cdiv(rows, block_rows) * triton.cdiv(columns, block_columns),), block_rows, block_columns
 
 
-def forward(gate: Tensor, up: Tensor) -> Tensor:
+def forward(gate: Tensor, up: Tensor, *, elements: Optional[int] = None, warps: Optional[int] = None) -> Tensor:
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     gate, up = rows_and_columns(gate, up)
-    grid, block_rows, block_columns = blocks(*gate.shape)
+    grid, block_rows, block_columns = blocks(gate.shape[0], gate.shape[1], elements)
     silu_and_mul_kernel[grid](
         gate,
         up,
@@ -68,6 +72,6 @@ def forward(gate: Tensor, up: Tensor) -> Tensor:
         *up.stride(),
         BLOCK_ROWS=block_rows,
         BLOCK_COLUMNS=block_columns,
-        num_warps=NUM_WARPS,
+        num_warps=warps or NUM_WARPS,
     )
     return y

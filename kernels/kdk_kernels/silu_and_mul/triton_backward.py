@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kdk_kernels.silu_and_mul.triton import NUM_WARPS, blocks, rows_and_columns
+from kdk_kernels.silu_and_mul.triton import TUNABLE as TUNABLE
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def silu_and_mul_backward_kernel(
 
 
 def backward(
-    grad: Tensor, gate: Tensor, up: Optional[Tensor], needs: str
+    grad: Tensor, gate: Tensor, up: Optional[Tensor], needs: str, *, elements: Optional[int] = None, warps: Optional[int] = None
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
     names = needs.split(",")
     needs_gate, needs_up = "gate" in names, "up" in names
@@ -66,7 +67,7 @@ def backward(
     if up is None or not needs_gate:
         up = gate  # never read
     grad, gate, up = rows_and_columns(grad, gate, up)
-    grid, block_rows, block_columns = blocks(*gate.shape)
+    grid, block_rows, block_columns = blocks(gate.shape[0], gate.shape[1], elements)
     silu_and_mul_backward_kernel[grid](
         grad,
         gate,
@@ -81,6 +82,6 @@ def backward(
         NEEDS_UP=needs_up,
         BLOCK_ROWS=block_rows,
         BLOCK_COLUMNS=block_columns,
-        num_warps=NUM_WARPS,
+        num_warps=warps or NUM_WARPS,
     )
     return grad_gate, grad_up

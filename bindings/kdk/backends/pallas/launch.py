@@ -53,7 +53,7 @@ def operator(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch.tpu.pallas import jax_op  # type: ignore[import-not-found]
 
     signature = inspect.signature(function, eval_str=True)
-    taken = [p for p in signature.parameters.values() if p.name != "interpret"]
+    taken = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
     def kernel(*args: Any) -> Any:
         with on_chip(target(torch.device("tpu"))):  # jax itself sees the CPU: TorchTPU holds the TPU

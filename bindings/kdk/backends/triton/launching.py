@@ -45,6 +45,8 @@ def launch(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwa
             if sanitizer is not None:
                 sanitizer.begin_program((x, y, z))
             _run(function, values, kernel, session, (x, y, z))
+        if sanitizer is not None:
+            session.touched.append(sanitizer.touched())
 
 
 def inline(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

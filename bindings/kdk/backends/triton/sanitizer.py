@@ -110,6 +110,12 @@ class Region:
     def lane(self) -> Array:
         return _zeros(self.entries)
 
+    def touched(self) -> int:
+        """Bytes that some program read or wrote, each address once."""
+        users = [self.__dict__[name] for name in ("writer", "reader", "atomic") if name in self.__dict__]  # made at first use
+        used = functools.reduce(np.logical_or, users) if users else np.zeros(1, bool)
+        return int(np.count_nonzero(used)) << self.shift
+
     def places(self, argument: Argument, offsets: Array, size: int) -> Any:
         """Index of the granules of an access at byte offsets of an argument: a slice where they follow each other."""
         first = (offsets + (argument.base - self.start)) >> self.shift
@@ -163,6 +169,10 @@ class Sanitizer:
             group.append(argument)
         if group:
             Region(group)
+
+    def touched(self) -> int:
+        """Bytes that the launch read or wrote, each address once."""
+        return sum(region.touched() for region in {id(a.region): a.region for a in self.arguments if a.nbytes}.values())
 
     def begin_program(self, program: tuple[int, int, int]) -> None:
         self.program, self.ordered = program, 0

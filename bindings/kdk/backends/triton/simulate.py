@@ -25,3 +25,11 @@ def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: s
     """`function(*args)` with every Triton launch inside it interpreted on CPU tensors, repaired and sanitized."""
     with interpret(target=target):
         return function(*args)
+
+
+def unique_bytes(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> int:
+    """What `function(*args)` reads and writes, interpreted on CPU tensors: of every launch each byte once, however often it is
+    touched. An array between two launches counts in both."""
+    with session(target, True) as opened:
+        function(*args)
+    return sum(opened.touched)
