@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -268,7 +267,7 @@ def test_a_few_forms_of_a_kernel_are_searched(monkeypatch: pytest.MonkeyPatch) -
         return []
 
     monkeypatch.setattr(faults, "_run", run)
-    monkeypatch.setattr(faults, "_FAULTLESS", Counter())
+    monkeypatch.setattr(faults, "_FAULTLESS", {})
 
     def any_rows(x: jax.Array, *, interpret: Any) -> jax.Array:
         return call(double, x, interpret, grid=pl.cdiv(x.shape[0], 8))
@@ -286,6 +285,6 @@ def test_what_the_interpreter_lacks_warns(monkeypatch: pytest.MonkeyPatch) -> No
         raise NotImplementedError("masked load")
 
     monkeypatch.setattr(faults, "_run", lacking)
-    monkeypatch.setattr(faults, "_FAULTLESS", Counter())
+    monkeypatch.setattr(faults, "_FAULTLESS", {})
     with pytest.warns(FallbackWarning, match=r"in_bounds \(double\): only its values are simulated; .* masked load"):
         assert torch.equal(run_simulated(in_bounds, (X,), "v6e"), X * 2)

@@ -13,8 +13,7 @@ import math
 import re
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +25,12 @@ from kdk.errors import FallbackWarning, SimulationError
 # cores 0.6 s, every time), running 10 ms a grid point at first and growing with their square (64 points 0.7 s, 256 points
 # 3.9 s, 1024 points 47 s), and 0.1 s for a million elements. Simulating only values takes 0.2 s, nearly all of it compiling.
 MOST_POINTS = 64  # of all grids of a call
-MOST_ACCESSES = 512  # of memory, DMAs and semaphores, by all kernels of a call over all grid points: each is a call into Python
+MOST_ACCESSES = 400  # of memory, DMAs and semaphores, by all kernels of a call over all grid points: each is a call into Python
 MOST_ELEMENTS = 1 << 20  # of all arguments
-# What a search finds hangs on the form of a call, not on its numbers: so many of a kernel with dtypes are searched.
+# What a search finds hangs on the form of a call, not on its numbers: so many forms of a kernel with dtypes are searched, and each so
+# often, with other scalars or, where data choose the blocks, with other data.
 MOST_FORMS = 4
-MOST_ORDERS = 2  # and so many calls of one form, where data choose the blocks
+MOST_OF_A_FORM = 2
 
 # Memory that nothing was written to holds one thing in one run and another in the other; a DMA moves its data when it
 # starts, or when somebody waits for it; parallel grid points come in another order. A right kernel does not notice.
@@ -38,8 +38,8 @@ MOST_ORDERS = 2  # and so many calls of one form, where data choose the blocks
 RUNS = ({"uninitialized_memory": "zero", "dma_execution_mode": "eager", "random_seed": 0},
         {"uninitialized_memory": "nan", "dma_execution_mode": "on_wait", "random_seed": 1})  # fmt: skip
 
-# Searches that found nothing: by function, dtypes and kernels, how many; and of these by scalars and forms.
-_FAULTLESS: Counter[tuple[Any, ...]] = Counter()
+# Searches that found nothing: by function, dtypes and kernel; form; and with which scalars.
+_FAULTLESS: dict[tuple[Any, ...], dict[frozenset[tuple[bool, bool]], list[tuple[Any, ...]]]] = {}
 _ONE_AT_A_TIME = threading.Lock()  # the interpreter's memory is global
 
 
@@ -114,9 +114,8 @@ def _accesses(program: Any) -> int:
 def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args: list[Any]) -> None:
     """Raise SimulationError if a kernel of `function(*args)` has a fault that shows on these arguments, which are jax arrays.
 
-    Nothing is done above MOST_POINTS, MOST_ACCESSES and MOST_ELEMENTS; nor where dtypes, scalars and the form of every grid are those
-    of an earlier call that showed none, or of MOST_ORDERS where data choose the blocks; nor after MOST_FORMS such calls of the
-    same kernels and dtypes.
+    Nothing is done above MOST_POINTS, MOST_ACCESSES and MOST_ELEMENTS; nor where earlier searches looked at every kernel with these
+    dtypes, this form of its grid and these scalars, or as often as MOST_FORMS and MOST_OF_A_FORM allow.
     """
     import jax
 
@@ -125,10 +124,10 @@ def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args:
     found = kernels(jax.make_jaxpr(functools.partial(function, interpret=False), static_argnums=static)(*args).jaxpr)
     if sum(kernel.points for kernel in found) > MOST_POINTS or sum(kernel.accesses for kernel in found) > MOST_ACCESSES:
         return
-    kind = (function, *[a.dtype.name for a in args if isinstance(a, jax.Array)], *[k.name for k in found])
-    like = (*kind, *[a for a in args if not isinstance(a, jax.Array)], *[k.form for k in found])
-    orders = MOST_ORDERS if any(kernel.prefetches for kernel in found) else 1
-    if _FAULTLESS[kind] >= MOST_FORMS or _FAULTLESS[like] >= orders:
+    dtypes = frozenset(a.dtype.name for a in args if isinstance(a, jax.Array))
+    scalars = tuple([a for a in args if not isinstance(a, jax.Array)])
+    kinds = [(function, dtypes, kernel.name) for kernel in found]
+    if not any(_is_new(_FAULTLESS.get(kind, {}), kernel, scalars) for kind, kernel in zip(kinds, found)):
         return
     where = f"{function.__module__}.{function.__name__} ({', '.join(dict.fromkeys(k.name for k in found))})"
     cores = 2 if any(kernel.parallel for kernel in found) else 1
@@ -142,8 +141,16 @@ def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args:
             return
     for i, (first, second) in enumerate(zip(*results)):
         _compare(where, i, first, second)
-    _FAULTLESS[kind] += 1
-    _FAULTLESS[like] += 1
+    for kind, kernel in zip(kinds, found):
+        _FAULTLESS.setdefault(kind, {}).setdefault(kernel.form, []).append(scalars)
+
+
+def _is_new(searched: Mapping[frozenset[tuple[bool, bool]], list[tuple[Any, ...]]], kernel: Kernel, scalars: tuple[Any, ...]) -> bool:
+    """Whether a search of a kernel may find what earlier ones did not."""
+    if kernel.form not in searched:
+        return len(searched) < MOST_FORMS
+    before = searched[kernel.form]
+    return len(before) < MOST_OF_A_FORM and (kernel.prefetches or scalars not in before)
 
 
 @functools.cache
