@@ -44,13 +44,15 @@ def dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def product(x: Any, weight: Any) -> Any:
-    """x weight^T, (rows, columns). Of float32 in two halves: one chain of H sums would round twice as coarsely, which exp shows."""
+def product(x: Any, rows: Any, weight: Any) -> Any:
+    """Rows of x times weight^T, (rows, columns), from references to blocks. Of few float32 columns in two halves: one chain of H sums
+    would round twice as coarsely, which exp shows. A long one is cut by the MXU's depth anyway, and halves of it would fill VMEM.
+    """
     H = x.shape[1]
-    half = pl.cdiv(H, 2) if H < 4 * LANES else up_to(pl.cdiv(H, 2), LANES)
-    if x.dtype != jnp.float32 or H < 2:
-        return dot(x, weight, (1, 1))
-    return dot(x[:, :half], weight[:, :half], (1, 1)) + dot(x[:, half:], weight[:, half:], (1, 1))
+    if x.dtype != jnp.float32 or not 2 <= H < 4 * LANES:
+        return dot(x[rows, :], weight[...], (1, 1))
+    first, second = slice(H // 2), slice(H // 2, H)
+    return dot(x[rows, first], weight[:, first], (1, 1)) + dot(x[rows, second], weight[:, second], (1, 1))
 
 
 def _kernel(
@@ -69,7 +71,7 @@ def _kernel(
     lane = jax.lax.broadcasted_iota(jnp.int32, (tile, LANES), 1)
 
     def logits(i: int) -> Any:
-        return product(x[pl.ds(i * tile, tile), :], weight[...])
+        return product(x, pl.ds(i * tile, tile), weight)
 
     def work(ragged: bool) -> None:
         ahead = logits(0)

@@ -29,7 +29,7 @@ def blocks(H: int, itemsize: int) -> tuple[int, int]:
 def _gradient(scalars: Scalars, first: Any, x: Any, weight: Any, bias: Any, target: Any, lse: Any, grad: Any) -> Any:
     """The gradient of the logits from column `first` on, as stored: (rows, columns)."""
     V, ignore_index, label_smoothing, softcap, z_loss = scalars
-    z = product(x[...], weight[...])
+    z = product(x, slice(None), weight)
     if bias is not None:
         z += bias[...]
     slope = None
