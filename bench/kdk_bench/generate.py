@@ -155,7 +155,7 @@ def _splits(n: int, inner: bool, fewest: bool) -> list[tuple[int, ...]]:
 @dataclass(frozen=True)
 class Slot:
     """One kind of case. edge: sizes the focus letter takes. reduced: the focus is a summed letter, the first or the last.
-    many: the outermost letter takes what MANY_ELEMENTS leave."""
+    many: the outermost letter takes what MANY_ELEMENTS leave. bare: starred letters are of size 1 and have no dimension."""
 
     name: str
     edge: tuple[int, ...] = ()
@@ -166,6 +166,7 @@ class Slot:
     reduced: int | None = None
     many: bool = False
     pattern: str = ""
+    bare: bool = False
 
 
 QUICK = (
@@ -188,13 +189,18 @@ CHANNELS_LAST = (
     Slot("channels last", (33, 65, 130), "channels_last"),
     Slot("channels last, values of different scale", (64, 129), "channels_last", "scales"),
 )
+BARE = Slot("strided, no leading dimension", (129, 65), "strided", counted=False, bare=True)
 PATTERNS = ("random", "equal", "sorted", "duplicates")
 """Of indices: drawn; all the same (a hot row); in order; a few values many times."""
 
 
 def slots(op: Op) -> tuple[Slot, ...]:
     """The kinds of cases of an operator in the quick tier."""
-    return (*QUICK, *([SENTINELS] if op.sentinels else []), *(CHANNELS_LAST if op.layouts else ()))
+    return (*QUICK, *([SENTINELS] if op.sentinels else []), *(CHANNELS_LAST if op.layouts else ()), *([BARE] if _starred(op) else []))
+
+
+def _starred(op: Op) -> set[str]:
+    return {token[1:] for text in op.shapes.values() for token in text.split() if token.startswith("*")}
 
 
 def _rng(*words: object) -> random.Random:
@@ -255,6 +261,8 @@ def _sizes(
 def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
     """Whose size is at the edge: the letters take turns; in a long reduction it is one that the direction sums over."""
     letters = list(cases.dims)
+    if slot.bare:
+        letters = [letter for letter in letters if letter not in _starred(op)] or letters
     if slot.name == "empty":
         letters = [letter for letter in letters if cases.dims[letter].minimum == 0] or letters
     if slot.reduced is not None:
@@ -303,20 +311,20 @@ def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: i
     fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
     edge = fitting[0] if slot.reduced is not None and fitting and not attempt else rng.choice(fitting or [1])
     sizes = _sizes(op, cases, slot, focus, edge, limit, rng, attempt)
-    if attempt and slot.counted:
+    if attempt and (slot.counted or slot.bare):
         sizes = fit(_smaller(sizes, "" if slot.name == "plain" else focus, rng), cases.dims)
     scalars = {name: options[(turn + seed) % len(options)] for name, options in cases.scalars.items()}
     if attempt:
         scalars = {name: rng.choice(options) for name, options in cases.scalars.items()}
     left_out = tuple(letter for letter, dim in cases.dims.items() if dim.optional and letter != focus and rng.random() < 0.3)
-    sizes |= dict.fromkeys(left_out, 1)
+    sizes |= dict.fromkeys((*left_out, *(_starred(op) if slot.bare else ())), 1)
     scalars |= {scalar: sizes[letter] for letter, scalar in op.sized.items()}
     one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
     without = _without(op, turn, seed)
     return Problem(
         name=slot.name if turn < len(slots(op)) else f"{slot.name} #{turn}",
         sizes=sizes,
-        lead=_lead(op, sizes, rng, slot.name == "one element", 4 if slot.layout == "channels_last" else 0),
+        lead=_lead(op, sizes, rng, slot.bare or slot.name == "one element", 4 if slot.layout == "channels_last" else 0),
         scalars=scalars,
         mixed=tuple(op.mixed) if slot.mixed else (),
         layout=slot.layout,

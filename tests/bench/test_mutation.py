@@ -2,11 +2,13 @@
 
 import ast
 import sys
+from pathlib import Path
 
 import pytest
 
 from kdk.registry import OPERATORS
-from kdk_bench.mutation import report, workers
+from kdk_bench.mutation import kept, report, workers
+from kdk_bench.mutation.kept import Kept
 from kdk_bench.mutation.mutants import Mutant, _changes, all_mutants, sample
 from kdk_bench.mutation.mutators import CLASSES
 from kdk_bench.mutation.trial import Trial, original, planted, run_mutant, run_original, steps
@@ -141,6 +143,26 @@ def test_one_that_hangs_is_killed_and_the_rest_goes_on(monkeypatch: pytest.Monke
     assert work.baseline is not None and work.baseline.kill == ""
     assert [t.kill for _, t in work.trials] == ["crash", "numerics"]
     assert work.kills.total() == 1
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants = sample(all_mutants(UNIT), 0)[:3]
+    fate = Trial("numerics", ("float32", "plain"), "off", "wrong scale", seconds=0.5)
+    stopped = Work(UNIT, list(mutants), 3, Trial("", seconds=2.0, lines=frozenset({("m", 1)})))
+    stopped.done(fate)
+    Kept(tmp_path, 0).save(stopped)
+
+    again = Work(UNIT, list(mutants), 3)
+    Kept(tmp_path, 0).restore(again)
+    assert again.baseline == stopped.baseline
+    assert again.trials == [(mutants[0], fate)] and again.mutants == mutants[1:]
+    assert again.order()[0] == ("float32", "plain")
+
+    monkeypatch.setattr(kept, "LIBRARIES", ())  # as if a version had changed: only what killed is known
+    changed = Work(UNIT, list(mutants), 3)
+    Kept(tmp_path, 0).restore(changed)
+    assert (changed.baseline, changed.trials, changed.mutants) == (None, [], mutants)
+    assert changed.kills == again.kills
 
 
 def test_code_that_only_another_operator_runs_is_left_to_it() -> None:

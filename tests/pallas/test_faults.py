@@ -253,7 +253,31 @@ def test_large_problems_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(faults, "MOST_ELEMENTS", X.numel() - 1)
     assert run_simulated(function, (X,), "v6e").isnan().all()
     monkeypatch.setattr(faults, "MOST_ELEMENTS", X.numel())
+    monkeypatch.setattr(faults, "MOST_ACCESSES", 3 * 4 - 1)  # of three points: two blocks, one read, one write
+    assert run_simulated(function, (X,), "v6e").isnan().all()
+    monkeypatch.setattr(faults, "MOST_ACCESSES", 3 * 5)
     caught(function)
+
+
+def test_a_few_forms_of_a_kernel_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def run(interpreted: Any, args: Any, where: str) -> list[Any]:
+        searched.append(args[0].shape)
+        return []
+
+    monkeypatch.setattr(faults, "_run", run)
+    monkeypatch.setattr(faults, "_FAULTLESS", {})
+
+    def any_rows(x: jax.Array, *, interpret: Any) -> jax.Array:
+        return call(double, x, interpret, grid=pl.cdiv(x.shape[0], 8))
+
+    for rows in (8, 8, 20, 24):  # one block, the same, past the edge, several
+        run_simulated(any_rows, (X[:rows],), "v6e")
+    assert [shape[0] for shape in searched[::2]] == [8, 20, 24]
+    monkeypatch.setattr(faults, "MOST_FORMS", 3)
+    run_simulated(any_rows, (X[:4],), "v6e")
+    assert len(searched) == 6
 
 
 def test_what_the_interpreter_lacks_warns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +285,6 @@ def test_what_the_interpreter_lacks_warns(monkeypatch: pytest.MonkeyPatch) -> No
         raise NotImplementedError("masked load")
 
     monkeypatch.setattr(faults, "_run", lacking)
-    monkeypatch.setattr(faults, "_FAULTLESS", set())
+    monkeypatch.setattr(faults, "_FAULTLESS", {})
     with pytest.warns(FallbackWarning, match=r"in_bounds \(double\): only its values are simulated; .* masked load"):
         assert torch.equal(run_simulated(in_bounds, (X,), "v6e"), X * 2)

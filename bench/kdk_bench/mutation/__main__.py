@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from kdk_bench.mutation.explained import EXPLAINED
+from kdk_bench.mutation.kept import Kept
 from kdk_bench.mutation.mutants import all_mutants, sample
 from kdk_bench.mutation.report import is_right, problems, show
 from kdk_bench.mutation.trial import Trial
@@ -25,6 +26,14 @@ from kdk_bench.mutation.workers import Work, run
 @click.option("--count", default=24, show_default=True, help="mutants per operator, direction and language that must count")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", default=2, show_default=True)
+@click.option(
+    "--kept",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/mutants"),
+    show_default=True,
+    help="what became of every mutant so far; a run that was stopped goes on from there",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="write every mutant and its fate to this file")
 def main(
     ops: tuple[str, ...],
@@ -33,6 +42,7 @@ def main(
     count: int,
     seed: int,
     jobs: int,
+    directory: Path,
     path: Path | None,
 ) -> None:
     """Plant faults in the kernels of OPS (all of them by default)."""
@@ -45,18 +55,24 @@ def main(
         candidates |= {m.key for m in mutants}
         works.append(Work(unit, sample(mutants, seed), count))
     others = [Work(unit, [], 0) for unit in sharing(chosen)]
+    kept = Kept(directory, seed)
+    for work in [*works, *others]:
+        kept.restore(work)
+    if done := sum(len(work.trials) for work in works):
+        console.print(f"{done} mutants ran before: {directory}", highlight=False)
 
     def progress(work: Work, trial: Trial) -> None:
+        kept.save(work)
         if not trial.kill and work.trials and (mutant := work.trials[-1][0]).key not in EXPLAINED:
             console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
         if work.trials and work.finished():
-            if path is not None:
-                _write(path, works)
             killed = sum(t.kill not in ("", "stillborn") for _, t in work.trials)
             seconds = time.monotonic() - begin
             console.print(f"{seconds:5.0f} s  {work.unit}: {killed} of {work.counting()} killed", highlight=False)
 
     run([*works, *others], jobs, seed, progress)
+    if path is not None:
+        _write(path, works)
     show(works, console)
     failures = problems(works, candidates)
     for failure in failures:

@@ -59,6 +59,10 @@ class Work:
             self.baseline = trial
             return
         self.trials.append((self.mutants.pop(0), trial))
+        self.count(trial)
+
+    def count(self, trial: Trial) -> None:
+        """Which case killed: `order` has it earlier from now on."""
         if trial.kill in ("numerics", "sanitizer", "crash") and trial.step is not None:
             self.kills[trial.step] += 1
 
@@ -108,7 +112,8 @@ def run(works: list[Work], jobs: int, seed: int, progress: Callable[[Work, Trial
     try:
         _run_until(lambda work: work.baseline is not None, works, workers, seed, progress)
         _share_out(works)
-        _run_until(Work.finished, works, workers, seed, progress)
+        longest_first = sorted(works, key=lambda work: -work.baseline.seconds if work.baseline else 0.0)  # no core waits in the end
+        _run_until(Work.finished, longest_first, workers, seed, progress)
     finally:
         for worker in workers:
             worker.end()

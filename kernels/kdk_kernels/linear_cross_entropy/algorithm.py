@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kdk_kernels.linear_cross_entropy.reference import logits, loss_of
 
-PARTS = 64  # of the logits: one at a time exists, and a few results of its size
+PARTS = 128  # of the logits: one at a time exists, and a few results of its size, in the backward four
 LEAST = 1 << 20  # elements of a part: smaller problems need no more than one
 
 

@@ -23,11 +23,16 @@ EXACT = 1 << 24  # columns are counted in float32
 
 
 def load_rows(source, start, count, turned):
-    """Rows of an HBM tensor (?, H) in blocks of 128, and turned: blocks (at most 128 of H, count)."""
+    """Rows of an HBM tensor (?, H) in blocks of 128, and turned: blocks (at most 128 of H, count).
+
+    At least two of those, of one size: a single chain of H sums would round a logit twice as coarsely.
+    """
     H = source.shape[1]
+    parts = max(2, (H + ROWS - 1) // ROWS)
+    deep = (H + parts - 1) // parts
     blocks = []
-    for k in range(0, H, ROWS):
-        blocks.append(nl.ndarray((min(ROWS, H - k), count), dtype=source.dtype, buffer=nl.sbuf))
+    for k in range(0, H, deep):
+        blocks.append(nl.ndarray((min(deep, H - k), count), dtype=source.dtype, buffer=nl.sbuf))
     raw = []
     for first in range(0, count, ROWS):
         rows = min(ROWS, count - first)
@@ -38,7 +43,7 @@ def load_rows(source, start, count, turned):
             for k in range(len(blocks)):
                 depth = blocks[k].shape[0]
                 other = nl.ndarray((depth, rows), dtype=source.dtype, buffer=nl.psum)
-                nisa.nc_transpose(dst=other, data=tile[:, k * ROWS : k * ROWS + depth])
+                nisa.nc_transpose(dst=other, data=tile[:, k * deep : k * deep + depth])
                 nisa.tensor_copy(dst=blocks[k][:, first : first + rows], src=other)
     return raw, blocks
 

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
+CHAIN = 64  # sums of float32 that follow each other
 VMEM = 32 << 20  # reserved whole, beside what XLA prefetches: 48 MiB overflowed the 64 of a tpu7x
 ROWS_BYTES, COLUMNS_BYTES = 16 << 20, 8 << 20  # of x and of weight in VMEM, each block twice
 MOST_ROWS, MOST_COLUMNS = 1024, 1280
@@ -44,6 +45,17 @@ def dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
+def product(x: Any, rows: Any, weight: Any) -> Any:
+    """Rows of x times weight^T, (rows, columns), from references to blocks. Few float32 columns are summed in chains of at most 64:
+    one of H rounds twice as coarsely, which exp shows. A long H is cut by the MXU's depth anyway.
+    """
+    H = x.shape[1]
+    if x.dtype != jnp.float32 or not CHAIN < H < 4 * LANES:
+        return dot(x[rows, :], weight[...], (1, 1))
+    parts = [slice(k, min(k + CHAIN, H)) for k in range(0, H, CHAIN)]
+    return functools.reduce(jnp.add, [dot(x[rows, part], weight[:, part], (1, 1)) for part in parts])
+
+
 def _kernel(
     V: int, tile: int, has_bias: bool, ignore_index: int, label_smoothing: float, softcap: Optional[float], z_loss: float,
     x: Any, weight: Any, target: Any, *refs: Any,
@@ -60,7 +72,7 @@ def _kernel(
     lane = jax.lax.broadcasted_iota(jnp.int32, (tile, LANES), 1)
 
     def logits(i: int) -> Any:
-        return dot(x[pl.ds(i * tile, tile), :], weight[...], (1, 1))
+        return product(x, pl.ds(i * tile, tile), weight)
 
     def work(ragged: bool) -> None:
         ahead = logits(0)

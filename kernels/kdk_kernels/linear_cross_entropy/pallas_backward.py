@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kdk_kernels.linear_cross_entropy.pallas import LANES, dot, padded, up_to
+from kdk_kernels.linear_cross_entropy.pallas import LANES, dot, padded, product, up_to
 
 VMEM = 40 << 20
 STAYING, STREAMING = 26 << 20, 8 << 20  # bytes of a block that stays, with its gradient and that one's sum, and of one that does not
@@ -29,7 +29,7 @@ def blocks(H: int, itemsize: int) -> tuple[int, int]:
 def _gradient(scalars: Scalars, first: Any, x: Any, weight: Any, bias: Any, target: Any, lse: Any, grad: Any) -> Any:
     """The gradient of the logits from column `first` on, as stored: (rows, columns)."""
     V, ignore_index, label_smoothing, softcap, z_loss = scalars
-    z = dot(x[...], weight[...], (1, 1))
+    z = product(x, slice(None), weight)
     if bias is not None:
         z += bias[...]
     slope = None

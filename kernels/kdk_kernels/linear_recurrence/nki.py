@@ -92,6 +92,39 @@ def sums(term, state):
     return own
 
 
+def two_at_a_time(y, term, state):
+    """The states of factors exp(y_t - y_{t-1}), two steps at a time, by exp(y_t - y_{t-2}): a chain of half the roundings.
+
+    y: (channels, steps + 2), with the last two steps before these. term: (channels, steps).
+    """
+    width, count = term.shape
+    single = count % 2  # the first step stands alone
+    out = nl.ndarray((width, count), dtype=nl.float32, buffer=nl.sbuf)
+    factor = exp_of_difference(y[:, 2 : count + 2], y[:, 1 : count + 1])
+    if single == 1:
+        nisa.scalar_tensor_tensor(
+            dst=out[:, 0:1], data=factor[:, 0:1], op0=nl.multiply, operand0=state, op1=nl.add, operand1=term[:, 0:1]
+        )
+        state = out[:, 0:1]
+    if count > 1:
+        pairs = count // 2
+        first = term[:, single:count:2]
+        ends = nl.ndarray((width, pairs + 1), dtype=nl.float32, buffer=nl.sbuf)  # behind the state before
+        both = nl.ndarray((width, pairs), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=ends[:, 0:1], src=state)
+        nisa.tensor_tensor(dst=both, data1=factor[:, single + 1 : count : 2], data2=first, op=nl.multiply)
+        nisa.tensor_tensor(dst=both, data1=both, data2=term[:, single + 1 : count : 2], op=nl.add)
+        over = exp_of_difference(y[:, single + 3 : count + 2 : 2], y[:, single + 1 : count : 2])
+        nisa.tensor_tensor_scan(
+            dst=ends[:, 1 : pairs + 1], data0=over, data1=both, initial=state, op0=nl.multiply, op1=nl.add
+        )
+        nisa.tensor_copy(dst=out[:, single + 1 : count : 2], src=ends[:, 1 : pairs + 1])
+        begins = out[:, single:count:2]
+        nisa.tensor_tensor(dst=begins, data1=factor[:, single:count:2], data2=ends[:, 0:pairs], op=nl.multiply)
+        nisa.tensor_tensor(dst=begins, data1=begins, data2=first, op=nl.add)
+    return out
+
+
 def log_sums(x, state, largest):
     """Logarithms of the sums, the states behind, and the largest x of every step, with the one before in the first column."""
     width, count = x.shape
@@ -127,7 +160,7 @@ def scan_kernel(b, a, x, h, h0, kind, reverse, has_h0, to_out, to_dx, to_dh0):
         for start in range(0, D, WIDE):
             wide = min(WIDE, D - start)
             blocks = (wide + CHANNELS - 1) // CHANNELS
-            states, largest = [], []
+            states, memory = [], []  # memory: the largest x so far, or the last two y
             for i in range(blocks):
                 width = min(CHANNELS, wide - i * CHANNELS)
                 if kind == LINEAR and has_h0:
@@ -139,7 +172,7 @@ def scan_kernel(b, a, x, h, h0, kind, reverse, has_h0, to_out, to_dx, to_dh0):
                     states.append(state)
                 else:
                     states.append(filled((width, 1), 0.0))
-                largest.append(filled((width, 1), float("-inf")))
+                memory.append(filled((width, 2), LARGEST) if kind == DECAY else filled((width, 1), float("-inf")))
             for first in range(0, walked, STEPS):
                 count = min(STEPS, walked - first)
                 kept = min(count, T - first)  # without the step behind the end
@@ -150,8 +183,6 @@ def scan_kernel(b, a, x, h, h0, kind, reverse, has_h0, to_out, to_dx, to_dh0):
                     factors = fetch(a, n, first - 1, count, start, wide, reverse, 1.0)
                 elif kind == DECAY:
                     y = finite(fetch(a, n, first, count, start, wide, reverse, 0.0))
-                    before = finite(fetch(a, n, first - 1, count, start, wide, reverse, LARGEST))
-                    factors = exp_of_difference(y, before)
                 found = nl.ndarray((count, wide), dtype=nl.float32, buffer=nl.sbuf)
                 for i in range(blocks):
                     at, width = i * CHANNELS, min(CHANNELS, wide - i * CHANNELS)
@@ -160,8 +191,15 @@ def scan_kernel(b, a, x, h, h0, kind, reverse, has_h0, to_out, to_dx, to_dh0):
                         own = sums(term, states[i])
                         last = own
                     elif kind == LOGSUM:
-                        own, last, top = log_sums(in_sbuf(term), states[i], largest[i])
-                        largest[i] = top[:, count : count + 1]
+                        own, last, top = log_sums(in_sbuf(term), states[i], memory[i])
+                        memory[i] = top[:, count : count + 1]
+                    elif kind == DECAY:
+                        known = nl.ndarray((width, count + 2), dtype=nl.float32, buffer=nl.sbuf)
+                        nisa.tensor_copy(dst=known[:, 0:2], src=memory[i])
+                        nisa.tensor_copy(dst=known[:, 2 : count + 2], src=turned(y, at, width), engine=nisa.engine.scalar)
+                        own = two_at_a_time(known, term, states[i])
+                        last = own
+                        memory[i] = known[:, count : count + 2]
                     else:
                         own = recur(in_sbuf(turned(factors, at, width)), term, states[i])
                         last = own

@@ -132,7 +132,8 @@ def router_topk_backward(
     scale * r * (1 - s) * (g - sum(r * g)); not renormalised: scale * s * (1 - s) * g.
 
     g - sum(p * g) is all cancellation where one p is nearly 1, or most g are equal. So the mean is taken off twice, which
-    changes nothing but the rounding: the second time what the first one's rounding left.
+    changes nothing but the rounding: the second time what the first one's rounding left. And g is counted from that of the
+    largest p: where there is but one, nothing is left, however p was rounded.
     """
     if grad_weights is None:
         return None
@@ -144,19 +145,25 @@ def router_topk_backward(
         chosen, g = x, torch.zeros_like(x).scatter(-1, at, g)
     if scoring == "softmax":
         p = torch.softmax(chosen, -1)
-        found = p * _centred(_centred(g, p), p)
+        found = p * _centred(_centred(_from_largest(g, p)[0], p), p)
     else:
         s, slope = torch.sigmoid(chosen), torch.sigmoid(-chosen)  # not 1 - s, which has no digits where s is near 1
         if renormalize:
             total = s.sum(-1, keepdim=True) + TINY
             r = s / total
-            mean = (r * g).sum(-1, keepdim=True)
-            found = r * slope * (_centred(g - mean, r) + mean * (TINY / total))  # r sums to 1 - TINY / total
+            g, at_largest = _from_largest(g, r)
+            found = r * slope * (_centred(_centred(g, r), r) + at_largest * (TINY / total))  # r sums to 1 - TINY / total
         else:
             found = s * slope * g
     if not everywhere:
         found = torch.zeros_like(x).scatter(-1, at, found)
     return (found * scale).to(logits.dtype)
+
+
+def _from_largest(g: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """g less that of the largest p, and that one, (..., 1)."""
+    at_largest = g.gather(-1, p.argmax(-1, keepdim=True))
+    return g - at_largest, at_largest
 
 
 def _centred(g: Tensor, p: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,12 @@ from kdk.errors import FallbackWarning, SimulationError
 # cores 0.6 s, every time), running 10 ms a grid point at first and growing with their square (64 points 0.7 s, 256 points
 # 3.9 s, 1024 points 47 s), and 0.1 s for a million elements. Simulating only values takes 0.2 s, nearly all of it compiling.
 MOST_POINTS = 64  # of all grids of a call
-MOST_TRIPS = 256  # of all loops inside kernels, over all grid points: a trip with a DMA costs some 5 ms
+MOST_ACCESSES = 400  # of memory, DMAs and semaphores, by all kernels of a call over all grid points: each is a call into Python
 MOST_ELEMENTS = 1 << 20  # of all arguments
+# What a search finds hangs on the form of a call, not on its numbers: so many forms of a kernel with dtypes are searched, and each so
+# often, with other scalars or, where data choose the blocks, with other data.
+MOST_FORMS = 4
+MOST_OF_A_FORM = 2
 
 # Memory that nothing was written to holds one thing in one run and another in the other; a DMA moves its data when it
 # starts, or when somebody waits for it; parallel grid points come in another order. A right kernel does not notice.
@@ -34,7 +38,8 @@ MOST_ELEMENTS = 1 << 20  # of all arguments
 RUNS = ({"uninitialized_memory": "zero", "dma_execution_mode": "eager", "random_seed": 0},
         {"uninitialized_memory": "nan", "dma_execution_mode": "on_wait", "random_seed": 1})  # fmt: skip
 
-_FAULTLESS: set[tuple[Any, ...]] = set()  # functions, with dtypes, scalars and forms
+# Searches that found nothing: by function, dtypes and kernel; form; and with which scalars.
+_FAULTLESS: dict[tuple[Any, ...], dict[frozenset[tuple[bool, bool]], list[tuple[Any, ...]]]] = {}
 _ONE_AT_A_TIME = threading.Lock()  # the interpreter's memory is global
 
 
@@ -51,8 +56,8 @@ class Kernel:
     form: frozenset[tuple[bool, bool]]
     prefetches: bool
     """Values of an argument may choose blocks."""
-    trips: int
-    """Of the loops inside, over all points."""
+    accesses: int
+    """Of memory, DMAs and semaphores, over all points."""
 
 
 def kernels(program: Any) -> list[Kernel]:
@@ -81,37 +86,48 @@ def _kernel(params: Any) -> Kernel:
             width = getattr(block, "block_size", 1)  # a squeezed dimension has none
             form.add((size > width, size % width != 0))
     name = params["name"] or params["jaxpr"].debug_info.func_name
-    points = math.prod(grid)
-    return Kernel(
-        name, points, parallel, frozenset(form), params["grid_mapping"].num_index_operands > 0, points * _trips(params["jaxpr"])
-    )
+    points, prefetches = math.prod(grid), params["grid_mapping"].num_index_operands > 0
+    accesses = points * (len(params["grid_mapping"].block_mappings) + _accesses(params["jaxpr"]))
+    return Kernel(name, points, parallel, frozenset(form), prefetches, accesses)
 
 
-def _trips(program: Any) -> int:
-    """How often the bodies of a jaxpr's loops run, those inside others included."""
+# Primitives that the interpreter plays by a call into Python.
+PLAYED = {
+    "get", "swap", "addupdate", "load", "masked_load", "masked_swap", "dma_start", "dma_wait", "semaphore_signal", "semaphore_wait",
+}  # fmt: skip
+
+
+def _accesses(program: Any) -> int:
+    """How often a jaxpr touches memory or semaphores, loops run to their end and the longest branch taken."""
     total = 0
     for equation in program.eqns:
+        total += equation.primitive.name in PLAYED
         inner = [getattr(v, "jaxpr", v) for value in equation.params.values() for v in (value if isinstance(value, tuple) else (value,))]
-        length = equation.params.get("length", 1) if equation.primitive.name == "scan" else 0
-        total += sum(length + max(length, 1) * _trips(body) for body in inner if hasattr(body, "eqns"))
+        counts = [_accesses(body) for body in inner if hasattr(body, "eqns")]
+        if equation.primitive.name == "cond":
+            total += max(counts, default=0)
+        else:
+            total += equation.params.get("length", 1) * sum(counts) if equation.primitive.name == "scan" else sum(counts)
     return total
 
 
 def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args: list[Any]) -> None:
     """Raise SimulationError if a kernel of `function(*args)` has a fault that shows on these arguments, which are jax arrays.
 
-    Nothing is done above MOST_POINTS, MOST_TRIPS and MOST_ELEMENTS, nor where dtypes, scalars and the form of every grid are those of an
-    earlier call that showed none (unless data choose the blocks).
+    Nothing is done above MOST_POINTS, MOST_ACCESSES and MOST_ELEMENTS; nor where earlier searches looked at every kernel with these
+    dtypes, this form of its grid and these scalars, or as often as MOST_FORMS and MOST_OF_A_FORM allow.
     """
     import jax
 
     if sum(a.size for a in args if isinstance(a, jax.Array)) > MOST_ELEMENTS:
         return
     found = kernels(jax.make_jaxpr(functools.partial(function, interpret=False), static_argnums=static)(*args).jaxpr)
-    if sum(kernel.points for kernel in found) > MOST_POINTS or sum(kernel.trips for kernel in found) > MOST_TRIPS:
+    if sum(kernel.points for kernel in found) > MOST_POINTS or sum(kernel.accesses for kernel in found) > MOST_ACCESSES:
         return
-    like = (function, *[a.dtype.name if isinstance(a, jax.Array) else a for a in args], *[k.form for k in found])
-    if like in _FAULTLESS and not any(kernel.prefetches for kernel in found):
+    dtypes = frozenset(a.dtype.name for a in args if isinstance(a, jax.Array))
+    scalars = tuple([a for a in args if not isinstance(a, jax.Array)])
+    kinds = [(function, dtypes, kernel.name) for kernel in found]
+    if not any(_is_new(_FAULTLESS.get(kind, {}), kernel, scalars) for kind, kernel in zip(kinds, found)):
         return
     where = f"{function.__module__}.{function.__name__} ({', '.join(dict.fromkeys(k.name for k in found))})"
     cores = 2 if any(kernel.parallel for kernel in found) else 1
@@ -125,7 +141,16 @@ def look_for_faults(function: Callable[..., Any], static: tuple[int, ...], args:
             return
     for i, (first, second) in enumerate(zip(*results)):
         _compare(where, i, first, second)
-    _FAULTLESS.add(like)
+    for kind, kernel in zip(kinds, found):
+        _FAULTLESS.setdefault(kind, {}).setdefault(kernel.form, []).append(scalars)
+
+
+def _is_new(searched: Mapping[frozenset[tuple[bool, bool]], list[tuple[Any, ...]]], kernel: Kernel, scalars: tuple[Any, ...]) -> bool:
+    """Whether a search of a kernel may find what earlier ones did not."""
+    if kernel.form not in searched:
+        return len(searched) < MOST_FORMS
+    before = searched[kernel.form]
+    return len(before) < MOST_OF_A_FORM and (kernel.prefetches or scalars not in before)
 
 
 @functools.cache

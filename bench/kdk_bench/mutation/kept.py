@@ -1,0 +1,105 @@
+"""What became of mutants, kept between runs: a file for each unit, written after every mutant. A run that was stopped goes on where
+it was, and a run of changed code knows which cases killed most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kdk.registry import OPERATORS
+from kdk_bench.mutation.trial import Trial
+from kdk_bench.mutation.units import Reach
+from kdk_bench.mutation.workers import Work
+
+JUDGING = ("kdk", "kdk_bench")  # packages of which every file may change a verdict, but for
+REPORTING = {"__main__.py", "explained.py", "kept.py", "report.py"}  # of mutation/
+LIBRARIES = ("torch", "numpy", "triton", "jax", "nki")
+
+
+class Kept:
+    """The files of a directory. seed: of the cases and of the sample, which results of another one say nothing about."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory, self.seed = directory, seed
+        directory.mkdir(parents=True, exist_ok=True)
+        versions = [f"{name} {_version(name)}" for name in LIBRARIES]
+        self.judging = _digest([f"seed {seed}", *versions, *(text for package in JUDGING for text in _texts(package))])
+
+    def fingerprint(self, work: Work) -> str:
+        """Equal while a unit's results would be the same: the check, the simulators, the operator and its kernel's files."""
+        op = OPERATORS[work.unit.op].op
+        sources = Reach(op, work.unit.direction, work.unit.language).sources
+        return _digest([self.judging, *_texts(op.package), *(_text(name) for name in sources)])
+
+    def _path(self, work: Work) -> Path:
+        return self.directory / f"{work.unit.op}.{work.unit.direction}.{work.unit.language}.json"
+
+    def restore(self, work: Work) -> None:
+        """Put into a unit what an earlier run found out: all of it where nothing changed since, else which cases killed."""
+        path = self._path(work)
+        if not path.exists():
+            return
+        found = json.loads(path.read_text())
+        trials = {key: _trial(values) for key, values in found["trials"].items()}
+        for trial in trials.values():
+            work.count(trial)
+        if found["fingerprint"] != self.fingerprint(work):
+            return
+        work.baseline = _trial(found["baseline"])
+        work.trials = [(m, trials[m.key]) for m in work.mutants if m.key in trials]
+        work.mutants = [m for m in work.mutants if m.key not in trials]
+
+    def save(self, work: Work) -> None:
+        """Replace the file at once, so that a run that is stopped here leaves the old one."""
+        assert work.baseline is not None
+        found = {
+            "fingerprint": self.fingerprint(work),
+            "baseline": _values(work.baseline),
+            "trials": {m.key: _values(t) for m, t in work.trials},
+        }
+        path = self._path(work)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(found, indent=1))
+        os.replace(new, path)
+
+
+def _values(trial: Trial) -> dict[str, Any]:
+    return dataclasses.asdict(trial) | {"lines": sorted(trial.lines)}
+
+
+def _trial(values: dict[str, Any]) -> Trial:
+    step, lines = values["step"], frozenset((module, line) for module, line in values["lines"])
+    return Trial(**{**values, "step": None if step is None else tuple(step), "lines": lines})
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _digest(texts: list[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _text(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def _texts(package: str) -> list[str]:
+    """Every Python file of a package, with its name."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent
+    files = sorted(p for p in root.rglob("*.py") if not (p.parent.name == "mutation" and p.name in REPORTING))
+    return [f"{p.relative_to(root)}\n{p.read_text()}" for p in files]
