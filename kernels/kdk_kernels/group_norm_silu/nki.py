@@ -74,7 +74,7 @@ def statistics(x, start, rows):
 
 
 def group_statistics(triples, in_group, eps, mean, rstd, mean_of, rstd_of):
-    """From the triples of all rows (R, 3): mean and rstd (R / in_group, 1), and once per row in mean_of, rstd_of (R / in_group, in_group)."""
+    """From the triples of all rows (R, 3): mean and rstd (groups, 1), and once per row in mean_of, rstd_of (groups, in_group)."""
     groups = triples.shape[0] // in_group
     joined = triples.reshape((groups, 3 * in_group))
     for start in range(0, groups, ROWS):

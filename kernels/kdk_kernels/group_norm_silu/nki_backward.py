@@ -127,7 +127,5 @@ def backward(
     )
 
 
-def supports(
-    target: str, grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, needs: str
-) -> str | None:
+def supports(target: str, grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, needs: str) -> str | None:
     return too_many_pixels(x)

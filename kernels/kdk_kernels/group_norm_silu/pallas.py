@@ -120,7 +120,7 @@ def forward(
         scratch_shapes=[pltpu.VMEM((channels, 1), jnp.float32), pltpu.VMEM((channels, 1), jnp.float32)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=13 * N * C * P, transcendentals=N * C * P, bytes_accessed=(2 + (P > pixels)) * N * C * P * x.dtype.itemsize
+            flops=13 * N * C * P, transcendentals=N * C * P, bytes_accessed=(2 + (pixels < P)) * N * C * P * x.dtype.itemsize
         ),
         name="group_norm_silu",
         interpret=interpret,
@@ -133,7 +133,9 @@ def too_wide(target: str, C: int, groups: int, bytes_per_element: int) -> str | 
     """A block holds whole groups of channels, of LANES pixels at least."""
     channels = min(math.lcm(C // groups, SUBLANES), C)
     limit = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (LANES * bytes_per_element)
-    return f"{C // groups} channels of a group: blocks of whole groups and tiles are {channels}, up to {limit} fit" if channels > limit else None
+    if channels <= limit:
+        return None
+    return f"{C // groups} channels of a group: blocks of whole groups and tiles are {channels}, up to {limit} fit"
 
 
 def supports(target: str, x: Any, groups: int, weight: Any, bias: Any, eps: float) -> str | None:

@@ -85,7 +85,7 @@ def backward(
         cost_estimate=pl.CostEstimate(
             flops=16 * walks * N * C * P,
             transcendentals=2 * walks * N * C * P,
-            bytes_accessed=(2 * (walks if P > pixels else 1) + walks - 1) * N * C * P * x.dtype.itemsize,
+            bytes_accessed=(2 * (walks if pixels < P else 1) + walks - 1) * N * C * P * x.dtype.itemsize,
         ),
         name="group_norm_silu_backward",
         interpret=interpret,

@@ -97,7 +97,8 @@ def check(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> N
         raise InputError("GNS-GROUPS", "group_norm_silu: groups", value=groups, limit=limit, way_out=way_out)
     for name, t in (("weight", weight), ("bias", bias)):
         if t.dim() != 1 or t.shape[0] != C:
-            limit, way_out = f"({C},), the channels of x", "one number per channel: of a norm without them, ones and zeros"
-            raise InputError(f"GNS-{name.upper()}", f"group_norm_silu: the shape of {name}", value=tuple(t.shape), limit=limit, way_out=way_out)
+            problem, limit = f"group_norm_silu: the shape of {name}", f"({C},), the channels of x"
+            way_out = "one number per channel: of a norm without them, ones and zeros"
+            raise InputError(f"GNS-{name.upper()}", problem, value=tuple(t.shape), limit=limit, way_out=way_out)
     if not eps >= 0:
         raise InputError("GNS-EPS", "group_norm_silu: eps", value=eps, limit="at least 0", way_out="usual values are 1e-5 and 1e-6")
