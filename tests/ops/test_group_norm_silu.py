@@ -180,7 +180,7 @@ def autoencoder() -> nn.Module:
 
 def test_patch_of_an_autoencoder() -> None:
     """Every residual block runs on the operator, with the same loss and gradients; and back, bit for bit."""
-    model, x = autoencoder(), randn(1, 3, 16, 16)
+    model, x = autoencoder().double(), randn(1, 3, 16, 16, dtype=torch.float64)
 
     def run() -> list[Tensor]:
         model.zero_grad()
@@ -195,8 +195,9 @@ def test_patch_of_an_autoencoder() -> None:
     with kdk.record() as ran:
         after = run()
     assert "group_norm_silu.backward" in str(ran)
+    largest = max(float(b.abs().max()) for b in before)  # of a bias in front of a norm the gradient is 0, but for roundings
     for a, b in zip(after, before, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-12 * largest)
     kdk.unpatch(model)
     assert all(torch.equal(a, b) for a, b in zip(run(), before))
 

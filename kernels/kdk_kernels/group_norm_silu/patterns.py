@@ -55,7 +55,7 @@ def forward_resnet_block(self: Any, input_tensor: Tensor, temb: Any, *args: Any,
     hidden = self.conv1(_norm_silu(self.norm1, input_tensor))
     if self.time_emb_proj is not None:
         temb = self.time_emb_proj(temb if self.skip_time_act else self.nonlinearity(temb))[:, :, None, None]
-    if temb is not None:
+    if temb is not None and self.time_embedding_norm == "default":  # the only other one here, "group", leaves time out
         hidden = hidden + temb
     hidden = self.conv2(self.dropout(_norm_silu(self.norm2, hidden)))
     if self.conv_shortcut is not None:
@@ -68,7 +68,7 @@ def _refuse(module: Any) -> str | None:
     """What the trial's small stand-ins do not show: other norms and activations, hooks on what is not called any more."""
     if module.upsample is not None or module.downsample is not None:
         return "it changes the size of the image between its norm and its convolution"
-    if module.time_embedding_norm != "default":
+    if module.time_embedding_norm == "scale_shift":
         return f"its time_embedding_norm is {module.time_embedding_norm}"
     if type(module.nonlinearity).__name__ not in ("SiLU", "SiLUActivation"):
         return f"its activation is {type(module.nonlinearity).__name__}"
