@@ -161,6 +161,20 @@ def test_errors() -> None:
             kdk.ops.group_norm_silu(*args)
 
 
+def test_the_audit_looks_for_it() -> None:
+    """Its spellings are traced with `groups`, which is the size of a letter, and fit tensors of 3, 4 and 5 dimensions."""
+    from kdk_bench.audit import chains
+
+    chain = next(c for c in chains.chains() if c.name == "group_norm_silu")
+    assert chain.filled
+    pattern = chains._trace(chain, patterns.functional, {})
+    assert pattern is not None and set(pattern.marks.values()) == {"groups", "eps"}
+    assert set(pattern.places.values()) == {"x", "weight", "bias"}
+    for shape in ((2, 12, 30), (2, 12, 5, 6), (2, 12, 2, 3, 5)):
+        assert chains.unify("N C *P", shape, {"C": 12}) == {"C": 12, "N": 2, "P": 30}
+    assert chains.unify("N C *P", (12,), {}) is None and chains.unify("N C *P", (2, 8, 3), {"C": 12}) is None
+
+
 # ---- diffusers --------------------------------------------------------------------------------------------------------
 
 
