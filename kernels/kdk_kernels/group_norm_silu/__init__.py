@@ -15,8 +15,8 @@ op = Op(
     shapes={"x": "N C *P", "weight": "C", "bias": "C", "y": "N C *P", "mean": "N G", "rstd": "N G"},
     uses={"x": READS, "weight": READS, "bias": READS},
     longest={
-        "y": "C/G P", "mean": "C/G P", "rstd": "C/G P",
-        "grad x": "C/G P", "grad weight": "N P", "grad bias": "N P",
+        "y": "P C/G", "mean": "P C/G", "rstd": "P C/G",
+        "grad x": "P C/G", "grad weight": "N P", "grad bias": "N P",
     },
     independent=("N",),
     flops={"forward": lambda N, C, G, P: 13 * N * C * P, "backward": lambda N, C, G, P: 33 * N * C * P},

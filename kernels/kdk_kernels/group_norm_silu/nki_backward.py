@@ -63,18 +63,18 @@ def group_means(weighted, size):
 
 
 def row_gradients(tensors, columns, means, start, rows, dx):
-    """dx = dz * (weight * rstd) - rstd * mean(g) - n * (rstd * mean(g * n)) of a tile of rows."""
+    """dx = (dz * weight - mean(g) - n * mean(g * n)) * rstd of a tile of rows: in this order a difference of equal numbers is 0."""
     P = dx.shape[1]
     w, scale = columns[0], columns[3]
-    mean_gn, mean_g = product(means[0], scale), product(means[1], scale)
+    mean_gn, mean_g = means
     nisa.tensor_scalar(dst=mean_gn, data=mean_gn, op0=nl.multiply, operand0=-1.0)
-    factor = product(w, scale)
     for first in range(0, P, TILE):
         last = min(first + TILE, P)
         n, dz = gradients(tensors, columns, start, rows, first, last)
-        nisa.tensor_scalar(dst=dz, data=dz, op0=nl.multiply, operand0=factor, op1=nl.subtract, operand1=mean_g)
+        nisa.tensor_scalar(dst=dz, data=dz, op0=nl.multiply, operand0=w, op1=nl.subtract, operand1=mean_g)
+        nisa.scalar_tensor_tensor(dst=dz, data=n, op0=nl.multiply, operand0=mean_gn, op1=nl.add, operand1=dz)
         out = nl.ndarray((rows, last - first), dtype=dx.dtype, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(dst=out, data=n, op0=nl.multiply, operand0=mean_gn, op1=nl.add, operand1=dz)
+        nisa.activation(dst=out, op=nl.copy, data=dz, scale=scale)  # on ScalarE: VectorE has enough to do
         nisa.dma_copy(dst=dx[start : start + rows, first:last], src=out)
 
 
