@@ -37,8 +37,9 @@ def cases(op: Op) -> Cases:
 
 
 def small_sizes(dims: Mapping[str, Dim]) -> dict[str, int]:
-    """A small size for every letter, different where the restrictions leave it."""
-    return fit(dict(zip(dims, SMALL, strict=False)), dims)
+    """A small size for every letter, different where the restrictions leave it: twice the letter that it is a multiple of, at least."""
+    sizes = fit(dict(zip(dims, SMALL, strict=False)), dims)
+    return {letter: max(size, 2 * sizes.get(str(dims[letter].multiple), 0)) for letter, size in sizes.items()}
 
 
 def valid_sizes(op: Op, scalars: Mapping[str, Any]) -> dict[str, int] | None:

@@ -79,7 +79,8 @@ def shape(op: Op, name: str, problem: Problem) -> tuple[int, ...]:
 
 def longest(op: Op, name: str, problem: Problem) -> int:
     """The longest sum behind one element of an output, saved tensor or gradient ("grad x")."""
-    return max(1, math.prod(problem.sizes[letter] for letter in op.longest.get(name, "").split()))
+    parts = [token.partition("/") for token in op.longest.get(name, "").split()]
+    return max(1, math.prod(problem.sizes[whole] // (problem.sizes[by] if by else 1) for whole, _, by in parts))
 
 
 # ---- sizes ------------------------------------------------------------------------------------------------------------
@@ -266,8 +267,8 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
     if slot.name == "empty":
         letters = [letter for letter in letters if cases.dims[letter].minimum == 0] or letters
     if slot.reduced is not None:
-        texts = [text for name, text in op.longest.items() if name.startswith("grad ") == (direction == "backward")]
-        reduced = list(dict.fromkeys(letter for text in texts for letter in text.split()))
+        names = [name for name in op.longest if name.startswith("grad ") == (direction == "backward")]
+        reduced = list(dict.fromkeys(letter for name in names for letter in op.summed(name)))
         return reduced[slot.reduced] if reduced else letters[-1 - slot.reduced]
     return letters[turn % len(letters)]
 
@@ -278,7 +279,7 @@ def _needs(op: Op, slot: Slot, focus: str, turn: int) -> tuple[str, ...]:
     if slot.reduced == 0:
         return names
     if slot.reduced is not None:
-        return tuple(n for n in names if focus in op.longest.get(f"grad {n}", "").split()) or names
+        return tuple(n for n in names if focus in op.summed(f"grad {n}")) or names
     left = [tuple(n for n in names if n != other) for other in names if len(names) > 1]
     alone = [(n,) for n in names if (n,) not in left]
     subsets = [names, *left, *alone]

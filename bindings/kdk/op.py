@@ -50,7 +50,8 @@ class Op:
     uses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Differentiable input -> the inputs, outputs and saved tensors that its gradient reads."""
     longest: Mapping[str, str] = field(default_factory=dict)
-    """Output, saved tensor, or gradient ("grad x") -> letters whose product is the longest sum behind one element."""
+    """Output, saved tensor, or gradient ("grad x") -> letters whose product is the longest sum behind one element. "C/G" is one
+    G-th of C: the channels of a group."""
     independent: tuple[str, ...] = ()
     """Letters along which the operator falls into independent parts: on a part of every tensor that has the letter, and all of
     the others, it gives that part of the results that have it. Rows of a norm, not its columns. DTensor shards along these."""
@@ -127,7 +128,7 @@ class Op:
                 raise self._error(f"`shapes` says {name!r}: {text!r}", 'letters, one of them starred at most: "*N H", "B|1 S"')
         letters = {t.strip("*").partition("|")[0] for text in self.shapes.values() for t in text.split()} | set(self.sized)
         for name, text in self.longest.items():
-            if not letters.issuperset(text.split()):
+            if not letters.issuperset(text.replace("/", " ").split()):
                 raise self._error(f"`longest` says {name!r}: {text!r}", f"the letters are {', '.join(sorted(letters))}")
 
     def _check_signatures(self, known: list[str]) -> None:
@@ -163,7 +164,7 @@ class Op:
             if not any(letter in texts[name] for name in self.tensors) or not any(letter in texts[name] for name in self.outputs):
                 raise self._error(f"`independent` names {letter!r}", "letters that an argument and an output have")
             for name in (*self.outputs, *self.saved):
-                if letter in self.longest.get(name, "").split():
+                if letter in self.summed(name):
                     raise self._error(f"`independent` names {letter!r}", f"`longest` says that {name!r} sums over it")
             for name, found in texts.items():
                 if found.count(letter) > 1:
@@ -240,6 +241,10 @@ class Op:
     def optional(self) -> tuple[str, ...]:
         """Names of the tensor arguments that may be left out."""
         return tuple(name for name in self.tensors if self.arguments[name].default is None)
+
+    def summed(self, name: str) -> tuple[str, ...]:
+        """The letters that an output, saved tensor or gradient ("grad x") sums over, by `longest`."""
+        return tuple(token.partition("/")[0] for token in self.longest.get(name, "").split())
 
     def function(self, direction: str) -> Callable[..., Any] | None:
         """The reference of a direction, "forward" or "backward"."""

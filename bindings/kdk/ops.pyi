@@ -22,6 +22,9 @@ def cumsum(x: Tensor) -> Tensor:
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table by their numbers: rows[i] = table[index[i]]."""
 
+def group_norm_silu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Group normalisation over a group's channels and all pixels, then SiLU."""
+
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,

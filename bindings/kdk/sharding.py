@@ -53,7 +53,7 @@ def explain(name: str) -> str:
 
 def why_not(op: Op, letter: str) -> str:
     """Why a tensor cannot stay sharded along a letter that is not independent."""
-    summing = [t for t in (*op.outputs, *op.saved) if letter in op.longest.get(t, "").split()]
+    summing = [t for t in (*op.outputs, *op.saved) if letter in op.summed(t)]
     return f"{summing[0]} sums over {letter}" if summing else f"the elements along {letter} belong together"
 
 
@@ -68,7 +68,7 @@ def _letters(op: Op) -> list[str]:
 def _gradient(op: Op, tensor: str, letter: str) -> str:
     """What the gradient of a tensor without the letter is on each part."""
     having = [output for output in op.outputs if letter in letters(op.shapes[output])]
-    summed = letter in op.longest.get(f"grad {tensor}", "").split()
+    summed = letter in op.summed(f"grad {tensor}")
     if len(having) == len(op.outputs):
         return SUMMED
     # Some outputs are whole on every part: what they give to the gradient must not be added up.

@@ -59,7 +59,7 @@ def input_returned(op: Op, direction: str) -> Kernel:
 def last_of_a_sum_dropped(op: Op, direction: str) -> Kernel:
     """The last row or column of every summed letter counts as zero, but its own result is right. In a running sum nothing else
     hangs on the last: there it is the first."""
-    letters = {c for name, text in op.longest.items() if name.startswith("grad ") == (direction == "backward") for c in text.split()}
+    letters = {c for name in op.longest if name.startswith("grad ") == (direction == "backward") for c in op.summed(name)}
     names = list(op.arguments) if direction == "forward" else []
 
     def place_of(t: Tensor, letter: str, text: str, end: int) -> tuple[Any, ...] | None:

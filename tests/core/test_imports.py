@@ -92,7 +92,8 @@ CONTRACT = {
     "reference.py": ("kdk.rounding.",),
     "algorithm": ("kdk.rounding.",),
     "pallas": ("kdk.backends.pallas.",),
-    "nki": ("kdk.backends.nki.launch.",),
+    "nki": ("kdk.backends.nki.launch.", "kdk.layouts."),
+    "triton": ("kdk.layouts.",),
     "": ("kdk.Op", "kdk.errors.", "kdk.cases.", "kdk.compare."),
 }
 """How a file's name begins -> what it may import of kdk; "": every file."""

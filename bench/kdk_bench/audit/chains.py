@@ -7,8 +7,9 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,7 +132,7 @@ def _size(dims: Mapping[str, Any], letter: str, at: int) -> int:
     dim = dims[letter]
     if dim.at_most:
         return _size(dims, dim.at_most, list(dims).index(dim.at_most))
-    multiple = dim.multiple if isinstance(dim.multiple, int) else _size(dims, dim.multiple, 0)
+    multiple = dim.multiple if isinstance(dim.multiple, int) else _size(dims, dim.multiple, list(dims).index(dim.multiple))
     return int(multiple) * 2 * (at + 2)
 
 
@@ -191,7 +192,7 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
             mark = MARKS[len(marks)]
             marks[mark], values[name] = name, mark
         elif type(chain.scalars.get(name)) is int:
-            # No number is free to be a mark here: the catalogue gives one that nothing else has.
+            # No number is free to be a mark here: it has to be a size that nothing else has.
             marks[float(chain.scalars[name])], values[name] = name, chain.scalars[name]
         elif name in chain.scalars:
             values[name] = scalars.get(name, chain.scalars[name])
@@ -231,19 +232,16 @@ def example(chain: Chain, name: str, generator: torch.Generator, flat: bool = Fa
 def unify(text: str, shape: tuple[int, ...], sizes: dict[str, int]) -> dict[str, int] | None:
     """The letters' sizes after a tensor of this shape, or None where it does not fit."""
     words = text.split()
-    leading = words[0].startswith("*") if words else False
-    if len(shape) < len(words) - leading or (not leading and len(shape) != len(words)):
+    at = next((i for i, word in enumerate(words) if word.startswith("*")), None)
+    if at is not None:  # its dimensions as one
+        several = len(shape) - len(words) + 1
+        if several < 0:
+            return None
+        shape = (*shape[:at], math.prod(shape[at : at + several]), *shape[at + several :])
+    if len(shape) != len(words):
         return None
     result = dict(sizes)
-    tail = words[leading:]
-    split = len(shape) - len(tail)
-    pairs: Iterator[tuple[str, int]] = iter(zip(tail, shape[split:]))
-    if leading:
-        rows = 1
-        for n in shape[:split]:
-            rows *= n
-        pairs = iter([(words[0][1:], rows), *pairs])
-    for word, size in pairs:
+    for word, size in zip((word.removeprefix("*") for word in words), shape):
         letter, _, one = word.partition("|")
         if one and size == 1:
             continue

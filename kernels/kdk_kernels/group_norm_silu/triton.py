@@ -1,0 +1,116 @@
+"""group_norm_silu, forward, in Triton: sums of tiles, their combination over a group, and a pass that normalises.
+
+A tile is some channels and pixels of one image: wide along whichever lies side by side in memory, so NCHW and channels-last are
+read as they are. Of every tile and channel the first kernel finds the sum and the squares about its own mean; the second puts those
+of a group together by Chan's formula, so neither a long group nor a large mean costs digits; the third reads x again.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kdk.layouts import format_of
+
+TILE, CHANNELS_SIDE_BY_SIDE = 4096, 64  # elements of a tile; its channels where these are what lies side by side
+PARTS = 1024  # of a group that are put together at once
+WARPS = 4
+
+
+@triton.jit
+def place(C, P, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+    """Of a program's tile the image, channels (a column), block of pixels, pixels (a row)."""
+    blocks, channel_blocks = tl.cdiv(P, PIXELS), tl.cdiv(C, CHANNELS)
+    program = tl.program_id(0)
+    block, rest = program % blocks, program // blocks
+    c = (rest % channel_blocks).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)[:, None]
+    p = block.to(tl.int64) * PIXELS + tl.arange(0, PIXELS)[None, :]
+    return (rest // channel_blocks).to(tl.int64), c, block, p
+
+
+@triton.jit
+def _sums(x, sums, squares, C, P, x_n, x_c, x_p, CHANNELS: tl.constexpr, PIXELS: tl.constexpr):
+    n, c, block, p = place(C, P, CHANNELS, PIXELS)
+    mask = (c < C) & (p < P)
+    values = tl.load(x + n * x_n + c * x_c + p * x_p, mask=mask, other=0.0).to(tl.float32)
+    total = tl.sum(values, axis=1, keep_dims=True)
+    centred = tl.where(mask, values - total / tl.minimum(PIXELS, P - block * PIXELS), 0.0)
+    at = (n * C + c) * tl.cdiv(P, PIXELS) + block
+    tl.store(sums + at, total, mask=c < C)
+    tl.store(squares + at, tl.sum(centred * centred, axis=1, keep_dims=True), mask=c < C)
+
+
+@triton.jit
+def _statistics(sums, squares, mean, rstd, parts, P, size, eps, PIXELS: tl.constexpr, PARTS: tl.constexpr):
+    """A group's mean and rstd, from the sums of its parts. size: its elements."""
+    group, lane = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    blocks = tl.cdiv(P, PIXELS)
+    total = tl.zeros((PARTS,), tl.float32)
+    for start in range(0, parts, PARTS):
+        i = start + lane
+        total += tl.load(sums + group * parts + i, mask=i < parts, other=0.0)
+    centre = tl.sum(total, axis=0) / size
+    spread = tl.zeros((PARTS,), tl.float32)
+    for start in range(0, parts, PARTS):
+        i = start + lane
+        count = tl.minimum(PIXELS, P - i % blocks * PIXELS).to(tl.float32)
+        off = tl.load(sums + group * parts + i, mask=i < parts, other=0.0) / count - centre
+        own = tl.load(squares + group * parts + i, mask=i < parts, other=0.0)
+        spread += tl.where(i < parts, own + count * off * off, 0.0)
+    tl.store(mean + group, centre)
+    tl.store(rstd + group, 1.0 / tl.sqrt_rn(tl.sum(spread, axis=0) / size + eps))
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, mean, rstd, y, C, P, G, x_n, x_c, x_p, y_n, y_c, y_p, w_c, b_c,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    n, c, _, p = place(C, P, CHANNELS, PIXELS)
+    inside = c < C
+    group = n * G + c // (C // G)
+    centre, scale = tl.load(mean + group, mask=inside), tl.load(rstd + group, mask=inside)
+    w = tl.load(weight + c * w_c, mask=inside).to(tl.float32)
+    b = tl.load(bias + c * b_c, mask=inside).to(tl.float32)
+    mask = inside & (p < P)
+    values = tl.load(x + n * x_n + c * x_c + p * x_p, mask=mask).to(tl.float32)
+    z = (values - centre) * scale * w + b
+    result = z / (1.0 + tl.exp(-z))
+    tl.store(y + n * y_n + c * y_c + p * y_p, result.to(y.dtype.element_ty), mask=mask)
+
+
+def images(t: Tensor) -> Tensor:
+    """(N, C, ...) -> (N, C, P): a view, unless the pixels have no common stride."""
+    return t.reshape(*t.shape[:2], t.shape[2:].numel())
+
+
+def tile(x: Tensor) -> tuple[dict[str, int], int]:
+    """Channels and pixels of a program's tile of x (N, C, P), and how many tiles there are."""
+    N, C, P = x.shape
+    if x.stride(1) == 1 and x.stride(2) != 1:
+        channels = min(triton.next_power_of_2(C), CHANNELS_SIDE_BY_SIDE)
+        pixels = min(triton.next_power_of_2(P), TILE // channels)
+    else:
+        pixels = min(triton.next_power_of_2(P), TILE)
+        channels = min(triton.next_power_of_2(C), TILE // pixels)
+    return {"CHANNELS": channels, "PIXELS": pixels}, N * triton.cdiv(C, channels) * triton.cdiv(P, pixels)
+
+
+def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format_of(x))
+    out, x = y.view(*x.shape[:2], -1), images(x)
+    N, C, P = x.shape
+    shape, tiles = tile(x)
+    mean, rstd = (torch.empty((N, groups), dtype=torch.float32, device=x.device) for _ in range(2))
+    parts = C // groups * triton.cdiv(P, shape["PIXELS"])
+    sums, squares = (torch.empty((N * groups, parts), dtype=torch.float32, device=x.device) for _ in range(2))
+    _sums[(tiles,)](x, sums, squares, C, P, *x.stride(), **shape, num_warps=WARPS)
+    _statistics[(N * groups,)](
+        sums, squares, mean, rstd, parts, P, C // groups * P, eps,
+        PIXELS=shape["PIXELS"], PARTS=min(PARTS, triton.next_power_of_2(parts)),
+    )  # fmt: skip
+    _normalise[(tiles,)](
+        x, weight, bias, mean, rstd, out, C, P, groups, *x.stride(), *out.stride(), weight.stride(0), bias.stride(0),
+        **shape, num_warps=WARPS,
+    )  # fmt: skip
+    return y, mean, rstd

@@ -1,0 +1,105 @@
+"""group_norm_silu, backward, in Triton: sums of tiles, their combination over a group, and a pass that writes dx.
+
+The sums of a channel over its pixels are at once the shares of dweight and dbias; weighted and added up over a group they are the
+two means that dx needs. Without dx the first kernel is all there is.
+"""
+
+from typing import Optional
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kdk.layouts import format_of
+from kdk_kernels.group_norm_silu.triton import PARTS, images, place, tile
+
+WARPS = 8
+
+
+@triton.jit
+def _tile(
+    grad, x, weight, bias, mean, rstd, n, c, p, C, P, G, g_n, g_c, g_p, x_n, x_c, x_p, w_c, b_c,
+):  # fmt: skip
+    """Of a tile the normalised x, the gradient of what SiLU was taken of (0 beyond the edges), the weight and rstd."""
+    inside = c < C
+    group = n * G + c // (C // G)
+    centre, scale = tl.load(mean + group, mask=inside, other=0.0), tl.load(rstd + group, mask=inside, other=0.0)
+    w = tl.load(weight + c * w_c, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(bias + c * b_c, mask=inside, other=0.0).to(tl.float32)
+    mask = inside & (p < P)
+    g = tl.load(grad + n * g_n + c * g_c + p * g_p, mask=mask, other=0.0).to(tl.float32)
+    values = tl.load(x + n * x_n + c * x_c + p * x_p, mask=mask, other=0.0).to(tl.float32)
+    normalised = (values - centre) * scale
+    z = normalised * w + b
+    # 1 - sigmoid would lose the small values that z multiplies.
+    dz = g * ((1.0 + z / (1.0 + tl.exp(z))) / (1.0 + tl.exp(-z)))
+    return tl.where(mask, normalised, 0.0), tl.where(mask, dz, 0.0), w, scale
+
+
+@triton.jit
+def _sums(
+    grad, x, weight, bias, mean, rstd, of_bias, of_weight, C, P, G, g_n, g_c, g_p, x_n, x_c, x_p, w_c, b_c,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    n, c, block, p = place(C, P, CHANNELS, PIXELS)
+    normalised, dz, _, _ = _tile(grad, x, weight, bias, mean, rstd, n, c, p, C, P, G, g_n, g_c, g_p, x_n, x_c, x_p, w_c, b_c)
+    at = (n * C + c) * tl.cdiv(P, PIXELS) + block
+    tl.store(of_bias + at, tl.sum(dz, axis=1, keep_dims=True), mask=c < C)
+    tl.store(of_weight + at, tl.sum(dz * normalised, axis=1, keep_dims=True), mask=c < C)
+
+
+@triton.jit
+def _means(of_bias, of_weight, weight, means, parts, blocks, size, G, channels, w_c, PARTS: tl.constexpr):
+    """Of a group the means of g and of g * n (see the reference), side by side. channels: of a group."""
+    group, lane = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    first = tl.zeros((PARTS,), tl.float32)
+    second = tl.zeros((PARTS,), tl.float32)
+    for start in range(0, parts, PARTS):
+        i = start + lane
+        w = tl.load(weight + (group % G * channels + i // blocks) * w_c, mask=i < parts, other=0.0).to(tl.float32)
+        first += w * tl.load(of_bias + group * parts + i, mask=i < parts, other=0.0)
+        second += w * tl.load(of_weight + group * parts + i, mask=i < parts, other=0.0)
+    tl.store(means + group * 2, tl.sum(first, axis=0) / size)
+    tl.store(means + group * 2 + 1, tl.sum(second, axis=0) / size)
+
+
+@triton.jit
+def _of_x(
+    grad, x, weight, bias, mean, rstd, means, dx, C, P, G, g_n, g_c, g_p, x_n, x_c, x_p, w_c, b_c, d_n, d_c, d_p,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    n, c, _, p = place(C, P, CHANNELS, PIXELS)
+    normalised, dz, w, scale = _tile(grad, x, weight, bias, mean, rstd, n, c, p, C, P, G, g_n, g_c, g_p, x_n, x_c, x_p, w_c, b_c)
+    at = means + (n * G + c // (C // G)) * 2
+    first, second = tl.load(at, mask=c < C), tl.load(at + 1, mask=c < C)
+    result = (dz * w - first - normalised * second) * scale
+    tl.store(dx + n * d_n + c * d_c + p * d_p, result.to(dx.dtype.element_ty), mask=(c < C) & (p < P))
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, needs: str
+) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    needed = needs.split(",")
+    dx: Optional[Tensor] = None
+    if "x" in needed:
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format_of(grad))
+    grad, x, groups = images(grad), images(x), mean.shape[1]
+    N, C, P = x.shape
+    shape, tiles = tile(x)
+    blocks = triton.cdiv(P, shape["PIXELS"])
+    inputs = grad, x, weight, bias, mean.contiguous(), rstd.contiguous()
+    strides = (*grad.stride(), *x.stride(), weight.stride(0), bias.stride(0))
+    of_bias, of_weight = (torch.empty((N, C, blocks), dtype=torch.float32, device=x.device) for _ in range(2))
+    _sums[(tiles,)](*inputs, of_bias, of_weight, C, P, groups, *strides, **shape, num_warps=WARPS)
+    if dx is not None:
+        means = torch.empty((N, groups, 2), dtype=torch.float32, device=x.device)
+        out, parts = dx.view(N, C, P), C // groups * blocks
+        _means[(N * groups,)](
+            of_bias, of_weight, weight, means, parts, blocks, C // groups * P, groups, C // groups, weight.stride(0),
+            PARTS=min(PARTS, triton.next_power_of_2(parts)),
+        )  # fmt: skip
+        _of_x[(tiles,)](*inputs, means, out, C, P, groups, *strides, *out.stride(), **shape, num_warps=WARPS)
+    of_channel = [t.sum((0, 2)) if name in needed else None for name, t in (("weight", of_weight), ("bias", of_bias))]
+    dweight, dbias = (None if t is None else t.to(like.dtype) for t, like in zip(of_channel, (weight, bias)))
+    return dx, dweight, dbias
