@@ -96,12 +96,16 @@ def _of(op: Op) -> Chain | None:
     defaults = {name: p.default for name, p in op.signature.parameters.items() if p.default is not p.empty}
     scalars = {name: values[0] for name, values in cases.scalars.items()}
     scalars |= {name: value for name, value in defaults.items() if name not in op.tensors}
+    # The size of a letter that no tensor of the model has (the number of groups) is read from the trace like other numbers.
+    seen = {word.strip("*").partition("|")[0] for name in (*op.tensors, *op.outputs) for word in op.shapes[name].split()}
+    scalars |= {name: sizes[letter] for letter, name in op.sized.items() if letter not in seen}
+    sized = {letter: name for letter, name in op.sized.items() if letter in seen}
     bounded = tuple(letter for letter, dim in cases.dims.items() if dim.at_most)
     # What users call may make another shape of the result (a mean): nothing is declared of that one.
     shapes = op.shapes if op.public is None else {name: text for name, text in op.shapes.items() if name in op.tensors}
     return Chain(
         op.name, _called(op), tuple(spellings), shapes, len(op.outputs), sizes, scalars, integers=op.indexes, bounded=bounded,
-        optional=op.optional, sized=op.sized,
+        optional=op.optional, sized=sized,
     )  # fmt: skip
 
 
