@@ -96,7 +96,7 @@ def test_found_and_confirmed(name: str, function: Callable[..., Tensor], shape: 
     assert report["capture"]["chains"] == {name: [""]}
     (finding,) = [f for f in report["findings"] if f["kind"] == "chain" and f["pattern"] == name]
     assert finding["evidence"]["kind"] == "measured"
-    operators = ("linear_cross_entropy", "router_topk", "sample_top_k_top_p")
+    operators = ("linear_cross_entropy", "router_topk", "sample_top_k_top_p", "group_norm_silu")
     assert finding["filled_by"]["what"] == ("kdk" if name in operators else "open")
 
 

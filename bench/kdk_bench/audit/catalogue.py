@@ -41,11 +41,6 @@ def attention_with_softcap(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale:
     return torch.softmax(scores + bias, -1) @ v
 
 
-def group_norm_silu(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """GroupNorm, then SiLU."""
-    return F.silu(F.group_norm(x, groups, weight, bias, eps))
-
-
 def sample_top_p(logits: Tensor) -> Tensor:
     """Sorted probabilities and their running sum, which a nucleus is cut at; here the largest first."""
     return torch.sort(logits, descending=True)[0].softmax(-1).cumsum(-1)
@@ -89,8 +84,4 @@ CATALOGUE: tuple[Chain, ...] = (
     _chain("sample_top_k_top_p", sample_top_p, shapes={"logits": "*N V", "y": "*N V"}, sizes={"N": 4, "V": 6}, part=True),
     _chain("sample_top_k_top_p", sample_top_p_ascending, shapes={"logits": "*N V", "y": "*N V"}, sizes={"N": 4, "V": 6}, part=True),
     _chain("dynamic_quant", dynamic_quant, dynamic_quant_clamped, shapes={"x": "*N H", "y": "*N H"}, sizes=ROWS),
-    _chain(
-        "group_norm_silu", group_norm_silu, shapes={"x": "B C Y X", "weight": "C", "bias": "C", "y": "B C Y X"},
-        sizes={"B": 2, "C": 14, "Y": 3, "X": 5}, scalars={"groups": 7, "eps": 1e-5},
-    ),
 )  # fmt: skip
