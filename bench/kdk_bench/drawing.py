@@ -20,11 +20,22 @@ from kdk_bench.generate import Problem, shape
 LAYOUTS = ("contiguous", "transposed", "strided", "chunk", "padded", "offset", "expanded", "far rows", "far columns", "channels_last")
 
 
-def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator) -> Tensor:
-    """float64 values of a kind, not yet rounded."""
+def _of_one_sum(op: Op, name: str, rank: int) -> int:
+    """Trailing dimensions of a tensor that one result sums over: of a row, the last one; of a group of channels, those and all pixels.
+
+    They have one scale. In a sum in order the terms of a smaller scale may be lost, each by rounding, which is no fault.
+    """
+    letters = [token.removeprefix("*").partition("|")[0] for token in op.shapes[name].split()]
+    summed = [op.summed(result) for result in (*op.outputs, *op.saved)]
+    first = min([letters.index(other) for s in summed if letters and letters[-1] in s for other in s if other in letters[:-1]], default=-1)
+    return 1 if first < 0 else rank - first  # only the last letter is starred where others are summed with it
+
+
+def _values(size: tuple[int, ...], dtype: torch.dtype, kind: str, generator: torch.Generator, inner: int) -> Tensor:
+    """float64 values of a kind, not yet rounded. inner: the last dimensions, which have a scale in common."""
     x = torch.randn(size, generator=generator, dtype=torch.float64)
     narrow = dtype == torch.float16
-    rows = (*size[:-1], 1) if size else ()
+    rows = (*size[:-inner], *[1] * inner) if size else ()
     if kind == "scales" and len(size) > 1:
         span = 1.5 if narrow else 3.0
         x *= 10.0 ** (torch.rand(rows, generator=generator, dtype=torch.float64) * 2 * span - span)
@@ -171,7 +182,8 @@ def draw(
         elif name in op.ranges and not prefix:
             values = in_range(shape(op, name, problem), *op.ranges[name], own, generator)
         else:
-            values = _values(shape(op, name, problem), dtype, kind, generator)
+            size = shape(op, name, problem)
+            values = _values(size, dtype, kind, generator, 1 if prefix else _of_one_sum(op, name, len(size)))
             values = (values.clamp(-largest[name], largest[name]) if name in largest else values).to(own)
         tensors[name], base = _place(values, problem.layout)
         storages.append(base)

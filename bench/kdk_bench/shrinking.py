@@ -60,13 +60,14 @@ def _resized(op: Op, problem: Problem, letter: str, size: int) -> Problem | None
     if sizes[letter] >= problem.sizes[letter] or any(sizes[other] > n for other, n in problem.sizes.items()):
         return None
     lead = {name: (*(1,) * (len(spread) - 1), sizes[name]) if spread else spread for name, spread in problem.lead.items()}
-    return _named(op, replace(problem, sizes=sizes, lead=lead))
+    scalars = {**problem.scalars, **{scalar: sizes[own] for own, scalar in op.sized.items()}}
+    return _named(op, replace(problem, sizes=sizes, lead=lead, scalars=scalars))
 
 
 def _simpler(op: Op, problem: Problem) -> Iterator[dict[str, Any]]:
     """Changes that make a case easier to think about."""
     yield {"lead": {letter: (problem.sizes[letter],) for letter in problem.lead}}
-    yield {"scalars": {name: options[0] for name, options in cases_of(op).scalars.items()}}
+    yield {"scalars": {**problem.scalars, **{name: options[0] for name, options in cases_of(op).scalars.items()}}}
     for name, usual in DEFAULTS.items():
         if name != "needs":
             yield {name: usual}

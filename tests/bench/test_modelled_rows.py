@@ -18,6 +18,7 @@ from kdk_bench import evidence
 from kdk_bench.bench_command import bench_command
 from kdk_bench.benchmarking import page
 from kdk_bench.benchmarking.measuring import Heat
+from kdk_bench.declared_cases import cases_of
 from kdk_bench.modelled import block_program, blocks, inductor, pallas, running, torchtpu
 from kdk_bench.modelled.rows import FAILED, MODELLED, REFUSED, UNKNOWN, Row
 from kdk_bench.modelled.tpu import Estimate
@@ -85,18 +86,21 @@ def test_a_gpu_has_bytes_and_resources_and_no_time(tmp_path: Path, monkeypatch: 
     assert own["array_bytes"] == own["bytes"] + 4 * 4096 and own["ratios"]["least bytes"] == pytest.approx(1, rel=1e-3)
 
 
+# A group of channels is larger than what one program holds: statistics first, then x once more. 1.5, and the partial sums.
+TWICE = {"group_norm_silu": 1.6}
 MEMORY_BOUND = [name for name, o in OPERATORS.items() if o.op.kind != "algorithmic"]
 
 
 @pytest.mark.skipif(bool(ABSENT["triton"]), reason=str(ABSENT["triton"]))
 @pytest.mark.parametrize("name", MEMORY_BOUND)
 def test_unique_bytes_of_what_waits_for_memory(name: str) -> None:
-    """At most 1.05 times the least; a few rows of the model's width, where rstd and scales weigh the most."""
+    """At most 1.05 times the least, at the first shape of a model that can be interpreted, with few rows or images."""
     from kdk_bench.modelled.triton import Model
 
-    op, case = OPERATORS[name].op, running.heats([name], ["forward"], "", ["bfloat16"], ["sm_90"])[0][1]
-    found = Model(None).unique(Heat(op.name, "forward", "bfloat16", "sm_90", case.name, case.sizes, False), case)
-    assert found["unique_sizes"] != case.sizes and 0.9 < found["unique_bytes"] / found["unique_least_bytes"] <= 1.05
+    op = OPERATORS[name].op
+    heats = ((Heat(op.name, "forward", "bfloat16", "sm_90", case.name, case.sizes, False), case) for case in cases_of(op).models)
+    found = next(found for heat, case in heats if (found := Model(None).unique(heat, case))["unique_bytes"] is not None)
+    assert 0.9 < found["unique_bytes"] / found["unique_least_bytes"] <= TWICE.get(name, 1.05)
 
 
 def test_usage() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import kdk.ops  # noqa: F401  (registers the operators)
+from kdk.dispatch import as_promised
 from kdk.registry import OPERATORS
 from kdk_bench.expectation import MOVES, Expectation, Row, _moved
 from kdk_bench.generate import Problem, problems
@@ -140,10 +141,8 @@ def judged(name: str, direction: str, dtype: str, problem: Problem, seed: int, v
     if own_fault:
         return own_fault
     with VARIANTS[variant]():
-        result = operator.op.function(direction)(*expected.call.args)
-    results = result if isinstance(result, tuple) else (result,)
-    copies = tuple(None if t is None else t.clone(memory_format=torch.contiguous_format) for t in results)
-    return expected.judge(copies, pools)[0]
+        result = as_promised(operator.op, operator.op.function(direction))(*expected.call.args)
+    return expected.judge(result if isinstance(result, tuple) else (result,), pools)[0]
 
 
 def smaller(name: str, direction: str, dtype: str, problem: Problem, seed: int, variant: str, reason: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import kdk.ops  # noqa: F401  (registers the operators)
+from kdk.dispatch import as_promised
 from kdk.op import Op
 from kdk.registry import OPERATORS
 from kdk.rounding import storing
@@ -24,10 +25,10 @@ Kernel = Callable[..., tuple[Tensor | None, ...]]
 
 
 def right(op: Op, direction: str, *args: Any) -> tuple[Tensor | None, ...]:
-    """What a faultless kernel returns: the reference's results, in tensors of their own."""
-    result = op.function(direction)(*args)
+    """What a faultless kernel returns: the reference's results, in tensors of their own, in the promised memory format."""
+    result = as_promised(op, op.function(direction))(*args)
     results = result if isinstance(result, tuple) else (result,)
-    return tuple(None if t is None else t.clone(memory_format=torch.contiguous_format) for t in results)
+    return tuple(None if t is None else t.clone(memory_format=torch.preserve_format) for t in results)
 
 
 def each(change: Callable[[Tensor], Tensor]) -> Callable[[Op, str], Kernel]:

@@ -95,3 +95,12 @@ def test_the_line_of_a_random_failing_case_reproduces_it(monkeypatch: pytest.Mon
         with pytest.raises(SystemExit) as left:
             cli.main(words)
         assert left.value.code == code
+
+
+def test_an_argument_that_is_a_size_shrinks_with_its_letter() -> None:
+    """`groups` of a case is the size of G, which C is a multiple of."""
+    op = OPERATORS["group_norm_silu"].op
+    problem = problems(op, "forward")[0]
+    found = shrink(op, problem, lambda p: p.sizes["C"] > 4)
+    assert found.sizes["C"] % found.sizes["G"] == 0 and found.scalars["groups"] == found.sizes["G"] < problem.sizes["G"]
+    assert shrink(op, problem, lambda p: True).scalars["groups"] == 1

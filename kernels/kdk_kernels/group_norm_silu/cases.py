@@ -3,7 +3,7 @@
 from kdk.cases import Case, Cases, Dim
 
 CASES = Cases(
-    dims={"N": Dim(), "G": Dim(minimum=1), "C": Dim(minimum=1, multiple="G", at_least=24), "P": Dim()},
+    dims={"N": Dim(), "G": Dim(minimum=1), "C": Dim(minimum=1, multiple="G", at_least=10), "P": Dim()},
     scalars={"eps": (1e-5, 1e-6)},
     models=(
         Case("sdxl unet, 128x128", {"N": 2, "G": 32, "C": 320, "P": 128 * 128}),
