@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 CHAIN = 64  # sums of float32 that follow each other
-VMEM = 32 << 20  # reserved whole, beside what XLA prefetches: 48 MiB overflowed the 64 of a tpu7x
+VMEM = 36 << 20  # reserved whole, beside what XLA prefetches: 48 MiB overflowed the 64 of a tpu7x; a v5p needs 34.4
 ROWS_BYTES, COLUMNS_BYTES = 16 << 20, 8 << 20  # of x and of weight in VMEM, each block twice
 MOST_ROWS, MOST_COLUMNS = 1024, 1280
 TILE = 256  # rows whose logits are worked on at once: the next ones are multiplied under the vector work of these
