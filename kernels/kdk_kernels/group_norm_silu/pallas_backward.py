@@ -51,7 +51,9 @@ def _kernel(
 
         @pl.when(pl.program_id(2) == 1)
         def _() -> None:
-            dx[0] = ((dz * w - means_g[...] - n * means_gn[...]) * scale).astype(dx.dtype)
+            # A single element is its own mean; contracted, dz * w would leave its rounding, times rstd.
+            g = jnp.zeros_like(dz) if in_group * P == 1 else dz * w - means_g[...] - n * means_gn[...]
+            dx[0] = (g * scale).astype(dx.dtype)
 
 
 def backward(
