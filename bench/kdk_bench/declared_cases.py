@@ -15,8 +15,7 @@ def cases_of(op: Op) -> Cases:
         cases = importlib.import_module(f"{op.package}.cases").CASES
     except Exception as error:
         raise _no_cases(op, f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())}", "") from error
-    tokens = [token for text in op.shapes.values() for token in text.split() if not token.isdigit()]
-    letters = {token.strip("*").removesuffix("|1") for token in tokens} | set(op.sized)
+    letters = op.letters
     if not isinstance(cases, Cases) or set(cases.dims) != letters:
         got = sorted(cases.dims) if isinstance(cases, Cases) else type(cases).__name__
         raise _no_cases(op, f"has the letters {got}", f"the declared shapes have {sorted(letters)}")

@@ -126,7 +126,7 @@ class Op:
             tokens = text.split()
             if text.count("*") > 1 or not all(re.fullmatch(r"\*?[A-Za-z]\w*(\|1)?", token) for token in tokens):
                 raise self._error(f"`shapes` says {name!r}: {text!r}", 'letters, one of them starred at most: "*N H", "B|1 S"')
-        letters = {t.strip("*").partition("|")[0] for text in self.shapes.values() for t in text.split()} | set(self.sized)
+        letters = self.letters
         for name, text in self.longest.items():
             if not letters.issuperset(text.replace("/", " ").split()):
                 raise self._error(f"`longest` says {name!r}: {text!r}", f"the letters are {', '.join(sorted(letters))}")
@@ -172,12 +172,12 @@ class Op:
 
     def _check_kinds(self) -> None:
         """Integers, letters that are arguments, choices, quantised outputs, and a backward by another operator."""
-        letters = {t.strip("*").partition("|")[0] for text in self.shapes.values() for t in text.split()}
+        letters = self.letters
         scalars = [name for name in self.arguments if name not in self.tensors]
         for name, letter in self.indexes.items():
             if name not in self.tensors or name in self.uses or name in self.mixed:
                 raise self._error(f"`indexes` names {name!r}", "tensor arguments of integers, which have no gradient and no other dtype")
-            if letter not in letters | set(self.sized) or letter in self.independent:
+            if letter not in letters or letter in self.independent:
                 raise self._error(f"`indexes` says that {name!r} points into {letter!r}", "a letter that is not independent")
         for name, scalar in self.sentinels.items():
             if name not in self.indexes or scalar not in scalars:
@@ -231,6 +231,11 @@ class Op:
     @property
     def arguments(self) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(self.reference, eval_str=True).parameters)
+
+    @property
+    def letters(self) -> set[str]:
+        """Those of the declared shapes, and those that are arguments."""
+        return {token.strip("*").partition("|")[0] for text in self.shapes.values() for token in text.split()} | set(self.sized)
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ def read(file: Path, op: Op, target: str) -> Table:
         if said != value:
             found.refused.append(f"{file}: {name} is {said!r}, not {value!r}")
             return found
-    letters = letters_of(op)
+    letters = op.letters
     for number, entry in enumerate(content.get("entries", ())):
         reason = _wrong(entry, letters)
         where = None if reason else key(entry["direction"], entry["dtype"], entry["bucket"])
@@ -133,11 +133,6 @@ def read(file: Path, op: Op, target: str) -> Table:
         else:
             found.entries[where] = entry
     return found
-
-
-def letters_of(op: Op) -> set[str]:
-    """The letters of the declared shapes."""
-    return {token.strip("*").partition("|")[0] for text in op.shapes.values() for token in text.split()} | set(op.sized)
 
 
 def _wrong(entry: Any, letters: set[str]) -> str:
@@ -188,7 +183,7 @@ def write(file: Path, op: Op, target: str, changes: Mapping[Key, Mapping[str, An
         kept = {name: entry[name] for name in PARTS if entry.get(name) is not None}
         if kept:
             old.entries[where] = {"direction": direction, "dtype": dtype, "bucket": dict(sizes), **kept}
-            reason = _wrong(old.entries[where], letters_of(op))
+            reason = _wrong(old.entries[where], op.letters)
             assert not reason, reason
     if not old.entries:
         file.unlink(missing_ok=True)

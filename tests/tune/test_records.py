@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,6 @@ RMS_NORM = OPERATORS["rms_norm"]
 SIZES = {"N": 6, "H": 50}
 ABSENT = {name: language.module("launch").missing("cpu") for name, language in LANGUAGES.items()}
 pallas = pytest.mark.skipif(bool(ABSENT["pallas"]), reason=str(ABSENT["pallas"]))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user's cache of its own, and no operator's own file."""
-    monkeypatch.setattr(tuning, "user_file", lambda op, target: tmp_path / "user" / op.name / f"{target}.json")
-    monkeypatch.setattr(tuning, "shipped_file", lambda op, target: tmp_path / "shipped" / op.name / f"{target}.json")
-    tuning.forget()
-    yield tmp_path
-    tuning.forget()
 
 
 def launch(**parameters: Any) -> dict[str, Any]:
@@ -70,7 +59,7 @@ def test_sizes_are_found_among_the_arguments(name: str) -> None:
         found = tuning.sizes_of(tuning.places(op, direction), args)
         assert found and found == {letter: case.sizes[letter] for letter in found}
         if direction == "forward":
-            assert set(found) == tuning.letters_of(op)
+            assert set(found) == op.letters
 
 
 def test_the_users_entry_goes_before_the_shipped_one_part_by_part() -> None:

@@ -4,7 +4,7 @@ is tested; what a cost is worth is tested with the models."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,6 @@ OP = OPERATORS["rms_norm"].op
 CASE = case_named("rms_norm", "llama-3-8b")[0]
 ABSENT = {name: language.module("compile").missing() for name, language in LANGUAGES.items()}
 needs_pallas = pytest.mark.skipif(bool(ABSENT["pallas"]), reason=str(ABSENT["pallas"]))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(tuning, "user_file", lambda op, target: tmp_path / "user" / op.name / f"{target}.json")
-    monkeypatch.setattr(tuning, "shipped_file", lambda op, target: tmp_path / "shipped" / op.name / f"{target}.json")
-    tuning.forget()
-    yield tmp_path
-    tuning.forget()
 
 
 def command(*arguments: str) -> Result:
