@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from kdk.backends import LANGUAGES
 
@@ -60,3 +61,10 @@ def test_a_gpu_needs_no_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in ("ml_dtypes", "scipy") else find(name, *more))
     assert LANGUAGES["triton"].module("launch").missing.__wrapped__("cuda") is None
+
+
+def test_the_environment_that_looks_at_no_dependencies_has_kdks_own() -> None:
+    """`make test-xla` installs what constraints-xla.txt lists and nothing else."""
+    listed = {line.partition("==")[0].lower() for line in (ROOT / "constraints-xla.txt").read_text().splitlines()}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {Requirement(text).name for text in needed} <= listed
