@@ -23,8 +23,12 @@ torch_xla.device()  # torch counts devices at the first backward, on whatever de
 NAMES = dir(kdk.ops)
 ROWS = [(name, direction) for name in NAMES for direction in ("forward", "backward") if OPERATORS[name].op.function(direction)]
 PLACES = {"plain": Place("", "xla", "simulated"), "pallas": Place("pallas@v6e!", "xla", "simulated")}
-# What the cases at the edges hold that no kernel on a TPU takes: 1026 heads.
-REFUSED = {"rope": {"one less than a tile, far columns"}}
+# What the cases at the edges hold that no kernel on a TPU takes: 1026 heads; 819 channels of a group, which a block holds whole.
+REFUSED = {
+    ("rope", "forward"): {"one less than a tile, far columns"},
+    ("rope", "backward"): {"one less than a tile, far columns"},
+    ("group_norm_silu", "forward"): {"long reduction, huge values"},
+}
 # XLA's maximum passes over NaN on a CPU: the plain operator's scale is a number where the reference's is NaN.
 WRONG = {name: {"infinities and NaN"} for name in ("rms_norm_dynamic_quant", "add_rms_norm_dynamic_quant")}
 
@@ -79,7 +83,7 @@ def test_the_check_holds(name: str, direction: str, implementation: str, dtype: 
         pytest.skip("XLA compiles jax's interpreter for every case, which takes minutes; float32 shows a wrong formula")
     found = run_row(Row(name, direction, implementation, "v6e", dtype), PLACES[implementation])
     refused = {r.case for r in found if r.outcome == "refused"}
-    assert refused == (REFUSED.get(name, set()) if implementation == "pallas" else set())
+    assert refused == (REFUSED.get((name, direction), set()) if implementation == "pallas" else set())
     assert len(found) > 10
     wrong = WRONG.get(name, set()) if implementation == "plain" else set()
     assert {r.case for r in found if r.outcome == "failed"} == wrong, [str(r) for r in found]
