@@ -133,7 +133,11 @@ def log_sums(x, state, largest):
     nisa.tensor_tensor_scan(dst=top[:, 1 : count + 1], data0=x, data1=x, initial=largest, op0=nl.maximum, op1=nl.maximum)
     base = finite(top)
     factor = exp_of_difference(base[:, 0:count], base[:, 1 : count + 1])
-    states = recur(factor, exp_of_difference(x, base[:, 1 : count + 1]), state)
+    own = recur(factor, exp_of_difference(x, base[:, 1 : count + 1]), 0.0)
+    # What came before the tile is added to its own sums: small terms one by one would vanish in the sum of a million.
+    states = nl.ndarray((width, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=states, op=nl.exp, data=base[:, 1 : count + 1], scale=-1.0, bias=base[:, 0:1])
+    nisa.scalar_tensor_tensor(dst=states, data=states, op0=nl.multiply, operand0=state, op1=nl.add, operand1=own)
     out = nl.ndarray((width, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=out, data=states, op0=nl.maximum, operand0=1.0, op1=nl.minimum, operand1=ENOUGH)
     nisa.activation(dst=out, op=nl.log, data=out)

@@ -110,6 +110,7 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
             top = _tree(x, memory, -jnp.inf, reverse, jnp.maximum)
             top_before = _earlier(top, memory, 1, reverse)
             sums, state = _one_by_one(jnp.exp(_finite(top_before) - _finite(top)), jnp.exp(x - _finite(top)), state, False, reverse)
+            sums += carried_in * jnp.exp(_finite(remembered) - _finite(top))
             states, memory = top + jnp.log(jnp.maximum(sums, 1.0)), _last(top, reverse)
         elif kind == DECAY:
             y = _finite(read("a", LARGEST))
@@ -129,9 +130,12 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
             h = [following]
         return state, memory, *h
 
-    memory = ref["memory"][...] if "memory" in ref else ref["state"][...]
+    # LOGSUM adds what came before a block to the block's own sums: small terms one by one would vanish in the sum of a million.
+    carried_in, remembered = ref["state"][...], ref["memory"][...] if "memory" in ref else ref["state"][...]
     first = [rows_of("h", groups - 1 if reverse else 0)] if "h" in ref else []
-    ref["state"][...], memory, *_ = jax.lax.fori_loop(0, groups, group, (ref["state"][...], memory, *first))
+    begin = jnp.zeros_like(carried_in) if kind == LOGSUM else carried_in
+    state, memory, *_ = jax.lax.fori_loop(0, groups, group, (begin, remembered, *first))
+    ref["state"][...] = state + carried_in * jnp.exp(_finite(remembered) - _finite(memory)) if kind == LOGSUM else state
     if "memory" in ref:
         ref["memory"][...] = memory
     if "dh0" in ref:
