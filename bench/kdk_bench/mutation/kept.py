@@ -15,7 +15,7 @@ from typing import Any
 
 from kdk.registry import OPERATORS
 from kdk_bench.mutation.trial import Trial
-from kdk_bench.mutation.units import Reach
+from kdk_bench.mutation.units import Unit, files
 from kdk_bench.mutation.workers import Work
 
 JUDGING = ("kdk", "kdk_bench")  # packages of which every file may change a verdict, but for
@@ -28,29 +28,31 @@ class Kept:
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory, self.seed = directory, seed
+        self.fingerprints: dict[Unit, str] = {}  # of the files as they were when a run began
         directory.mkdir(parents=True, exist_ok=True)
         versions = [f"{name} {_version(name)}" for name in LIBRARIES]
         self.judging = _digest([f"seed {seed}", *versions, *(text for package in JUDGING for text in _texts(package))])
 
     def fingerprint(self, work: Work) -> str:
         """Equal while a unit's results would be the same: the check, the simulators, the operator and its kernel's files."""
-        op = OPERATORS[work.unit.op].op
-        sources = Reach(op, work.unit.direction, work.unit.language).sources
-        return _digest([self.judging, *_texts(op.package), *(_text(name) for name in sources)])
+        if work.unit not in self.fingerprints:
+            texts = _texts(OPERATORS[work.unit.op].op.package)
+            self.fingerprints[work.unit] = _digest([self.judging, *texts, *(_text(name) for name in sorted(files(work.unit)))])
+        return self.fingerprints[work.unit]
 
     def _path(self, work: Work) -> Path:
         return self.directory / f"{work.unit.op}.{work.unit.direction}.{work.unit.language}.json"
 
     def restore(self, work: Work) -> None:
         """Put into a unit what an earlier run found out: all of it where nothing changed since, else which cases killed."""
-        path = self._path(work)
+        fingerprint, path = self.fingerprint(work), self._path(work)
         if not path.exists():
             return
         found = json.loads(path.read_text())
         trials = {key: _trial(values) for key, values in found["trials"].items()}
         for trial in trials.values():
             work.count(trial)
-        if found["fingerprint"] != self.fingerprint(work):
+        if found["fingerprint"] != fingerprint:
             return
         work.baseline = _trial(found["baseline"])
         work.trials = [(m, trials[m.key]) for m in work.mutants if m.key in trials]

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import itertools
 import random
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,13 +65,16 @@ def all_mutants(unit: Unit) -> list[Mutant]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for function in reach.functions.values():
         source = reach.sources[function.module]
-        original = ast.unparse(source.tree)
-        seen.add(original)
-        for kind, place, text in _changes(function, source):
+        at = source.tree.body.index(function.node)
+        rest = [ast.unparse(statement) for statement in source.tree.body]
+        original = rest[at]
+        seen.add("\n".join(rest))
+        for kind, place, changed in _changes(function, source):
+            text = "\n".join([*rest[:at], changed, *rest[at + 1 :]])
             if text in seen or not _compiles(text):
                 continue
             seen.add(text)
-            before, after = _difference(original, text)
+            before, after = _difference(original, changed)
             name = function.node.name
             number = counts[name, before, after]
             counts[name, before, after] += 1
@@ -96,10 +100,12 @@ def _statement(place: Place) -> ast.stmt:
 
 
 def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec")
-    except (SyntaxError, ValueError):
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            compile(text, "mutant", "exec")
+        except (SyntaxError, ValueError):
+            return False
     return True
 
 
@@ -113,13 +119,13 @@ def _difference(original: str, text: str) -> tuple[str, str]:
 
 
 def _changes(function: Function, source: Source) -> Iterator[tuple[str, Place, str]]:
-    """(class, place, the file's text with one node replaced), for every place of a function."""
+    """(class, place, the function's text with one node replaced), for every place of a function."""
     for place, (holder, name, at) in _places(function, source):
         for kind, mutator in CLASSES.items():
             for replacement in mutator(place):
                 _set(holder, name, at, replacement)
                 try:
-                    text = ast.unparse(source.tree)
+                    text = ast.unparse(function.node)
                 finally:
                     _set(holder, name, at, place.node)
                 yield kind, place, text

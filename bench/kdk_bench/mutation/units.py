@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -132,9 +133,11 @@ def _names(node: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
 
 def sharing(chosen: list[Unit]) -> list[Unit]:
     """The other units that run a file of the chosen ones."""
-
-    def files(unit: Unit) -> set[str]:
-        return set(Reach(OPERATORS[unit.op].op, unit.direction, unit.language).sources)
-
     wanted = {file for unit in chosen for file in files(unit)}
     return [unit for unit in units() if unit not in chosen and files(unit) & wanted]
+
+
+@functools.cache
+def files(unit: Unit) -> frozenset[str]:
+    """The names of the files behind a unit."""
+    return frozenset(Reach(OPERATORS[unit.op].op, unit.direction, unit.language).sources)
