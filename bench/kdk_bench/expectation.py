@@ -19,6 +19,7 @@ from kdk_bench.discrete import Dequantised, judge_choice
 from kdk_bench.drawing import Arguments, draw, scalar
 from kdk_bench.generate import Problem, longest, shape
 from kdk_bench.numerics import Pool, Verdict, informative, judge, same_bits, sloppy, yardstick
+from kdk_bench.orders import Reordered, sequential
 from kdk_bench.reference_quality import coarse
 
 MOVES = 8  # of the inputs, to see how far the oracle moves
@@ -145,10 +146,13 @@ def _moved(args: tuple[Any, ...], number: int) -> tuple[Any, ...]:
 
 
 def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
-    """How far the oracle moves, per element; of integers and 8-bit numbers nothing is asked."""
+    """How far the oracle moves, per element; of integers and 8-bit numbers nothing is asked.
+
+    moved: results of moved inputs, and of float32 sums in order, term by term: whose terms are alike drift, as no floor foresees.
+    """
     if oracle is None or oracle.dtype != torch.float64:
         return None
-    found = [(m - oracle).abs() for m in moved if m is not None]
+    found = [torch.nan_to_num((m - oracle).abs(), nan=0.0, posinf=0.0) for m in moved if m is not None]
     return torch.stack(found).amax(0) if found else None
 
 
@@ -201,8 +205,10 @@ class Expectation:
         with storing(self.dtype):
             oracle, in_float32 = self._results(self.wide, chosen), self._results(self.near, chosen)
             moved = [self._results(args, chosen) for args in self.moved]
+            with Reordered(sequential):
+                in_order = self._results(self.near, chosen)
         reference = self.reference if chosen is None else self._results(self.call.args, chosen)
-        spread = [_spread(o, list(results)) for o, *results in zip(oracle, *moved)]
+        spread = [_spread(o, [s, *results]) for o, s, *results in zip(oracle, in_order, *moved)]
         discrete = {*self.op.quantised, *(chosen or ())}
         yardsticks = [
             None if r is None or o is None or f is None else r if name in discrete else yardstick(r, f, o, longest=n)
@@ -327,7 +333,7 @@ class Expectation:
             elif name not in (self.chosen or ()):
                 telling = telling or informative(y, o, longest=n, spread=spread)
                 if self.problem.counted:
-                    pools.setdefault(name, Pool()).add(k, y, o)
+                    pools.setdefault(name, Pool()).add(k, y, o, spread)
         return "", worst, telling
 
     def diagnose(self) -> Diagnosis | None:

@@ -270,7 +270,8 @@ class Pool:
 
     _sums: dict[torch.dtype, _Sums] = field(default_factory=dict)
 
-    def add(self, k: Tensor, y: Tensor, o: Tensor) -> None:
+    def add(self, k: Tensor, y: Tensor, o: Tensor, spread: Tensor | None = None) -> None:
+        """spread: as in `judge`. An oracle as near to the middle of two numbers may be rounded to either."""
         k, y, o = (t.detach().cpu() for t in (k, y, o))
         if k.shape != o.shape or y.shape != o.shape or k.dtype != y.dtype:
             raise ValueError(
@@ -293,8 +294,9 @@ class Pool:
         sums.kernel += float(((kernel - o)[relative] / unit).pow(2).sum())
         sums.reference += float(((reference - o)[relative] / unit).pow(2).sum())
         sums.compared += int(normal.sum())
-        sums.kernel_off += int((kernel != rounded)[normal].sum())
-        sums.reference_off += int((reference != rounded)[normal].sum())
+        reach = (rounded - o).abs() + (2 * spread if spread is not None else 0.0)
+        sums.kernel_off += int(((kernel != rounded) & ((kernel - o).abs() > reach))[normal].sum())
+        sums.reference_off += int(((reference != rounded) & ((reference - o).abs() > reach))[normal].sum())
 
     def verdict(self) -> Verdict | None:
         """None below SMALLEST_POOL elements of every dtype; else the first refusal, or acceptance."""

@@ -17,6 +17,7 @@ from kdk.registry import OPERATORS
 from kdk_bench.expectation import MOVES, Expectation, Row, _moved
 from kdk_bench.generate import Problem, problems
 from kdk_bench.numerics import Pool
+from kdk_bench.orders import Order, Reordered, sequential
 from kdk_bench.shrinking import shrink
 from kdk_bench.spelling import parse  # noqa: F401  (the lines that are printed use it)
 
@@ -24,12 +25,6 @@ BLOCK = 64
 NAMES = [name for name, operator in OPERATORS.items() if operator.op.package.startswith("kdk_kernels.")]
 CASES = 2000  # of each operator, over SEEDS
 SEEDS = (1, 2, 3)
-
-Order = Callable[[np.ndarray], np.ndarray]  # float32 (n, ...) -> its sum over n, with every addition rounded to float32
-
-
-def sequential(x: np.ndarray) -> np.ndarray:
-    return np.add.accumulate(x, axis=0, dtype=x.dtype)[-1]
 
 
 def backwards(x: np.ndarray) -> np.ndarray:
@@ -47,36 +42,6 @@ def tree(x: np.ndarray) -> np.ndarray:
         x = np.concatenate([x, np.zeros((len(x) % 2, *x.shape[1:]), x.dtype)])
         x = x[0::2] + x[1::2]
     return x[0]
-
-
-class Reordered(TorchFunctionMode):
-    """Sums and means of float32 tensors in an order of one's own."""
-
-    def __init__(self, order: Order) -> None:
-        super().__init__()
-        self.order = order
-        self.summed = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name not in ("sum", "mean") or args[0].dtype != torch.float32 or "dtype" in kwargs or not args[0].numel():
-            return func(*args, **kwargs)
-        self.summed += 1
-        x = args[0]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", tuple(range(x.dim())))
-        dims = [d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim)]
-        rest = [d for d in range(x.dim()) if d not in dims]
-        moved = x.permute(*dims, *rest)
-        count = moved.shape[: len(dims)].numel()
-        with torch._C.DisableTorchFunction(), np.errstate(all="ignore"):
-            left = moved.shape[len(dims) :]
-            total = torch.from_numpy(np.ascontiguousarray(self.order(moved.reshape(count, *left).numpy())).reshape(left))
-            total = total / count if name == "mean" else total
-            if kwargs.get("keepdim", False):
-                for d in sorted(dims):
-                    total = total.unsqueeze(d)
-        return total
 
 
 class Rewritten(TorchFunctionMode):
