@@ -16,10 +16,10 @@ from kdk.dispatch import as_promised
 from kdk.registry import OPERATORS
 from kdk_bench.expectation import MOVES, Expectation, Row, _moved
 from kdk_bench.generate import Problem, problems
-from kdk_bench.numerics import Pool
+from kdk_bench.numerics import SMALLEST_POOL, Pool
 from kdk_bench.orders import Order, Reordered, sequential
 from kdk_bench.shrinking import shrink
-from kdk_bench.spelling import parse  # noqa: F401  (the lines that are printed use it)
+from kdk_bench.spelling import parse  # the lines that are printed use it too
 
 BLOCK = 64
 NAMES = [name for name, operator in OPERATORS.items() if operator.op.package.startswith("kdk_kernels.")]
@@ -160,6 +160,30 @@ def test_no_legitimate_variant_fails_at_random(name: str, seed: int) -> None:
         refused += [smaller(name, direction, dtype, problem, own_seed, variant, reason)] if reason else []
     assert not refused, "\n".join(refused)
     assert refused_pools(pools) == []
+
+
+@pytest.mark.parametrize(
+    ("direction", "dtype", "words", "seed"),
+    [
+        ("forward", "float32", "plain #128: N=96 G=1 C=10 P=37 eps=1e-05 groups=1", 1000),
+        ("backward", "float32", "one more than a tile, expanded #113: N=28 G=71 C=71 P=5 eps=1e-05 groups=71 layout=expanded", 2003),
+        ("forward", "bfloat16", "long reduction, huge values #55: N=1 G=1 C=3477 P=8 eps=1e-05 groups=1 values=huge needs=bias", 3002),
+    ],
+)
+def test_sums_in_order_may_drift(direction: str, dtype: str, words: str, seed: int) -> None:
+    """Equal terms round the same way each time, and a bias that cancels shows it: no floor by the number of terms foresees that."""
+    problem = parse(OPERATORS["group_norm_silu"].op, words)
+    assert not judged("group_norm_silu", direction, dtype, problem, seed, "sequential", {})
+
+
+def test_a_value_near_a_tie_may_be_rounded_either_way() -> None:
+    o = torch.full((SMALLEST_POOL,), 1 + 2**-11 - 2**-20, dtype=torch.float64)  # below the middle of two numbers of float16
+    y = o.to(torch.float16)
+    k = torch.full_like(y, 1 + 2**-10)
+    for spread, accepted in ((2**-19, True), (2**-21, False)):
+        pool = Pool()
+        pool.add(k, y, o, torch.full_like(o, spread))
+        assert pool._sums[torch.float16].kernel_off == (0 if accepted else o.numel())
 
 
 @pytest.mark.parametrize("order", [sequential, backwards, blocked, tree])
