@@ -17,14 +17,14 @@ DEFAULTS = {f.name: f.default for f in fields(Problem) if f.name not in SPELLED_
 
 
 def spell(op: Op, problem: Problem) -> str:
-    """The name of the case that it comes from, then every letter and scalar, then what is not as usual."""
+    """The name of the case that it comes from, then every letter and other scalar, then what is not as usual."""
     origin = problem.name.partition(": ")[0]
     words = [f"{letter}={_size(problem, letter)}" for letter in problem.sizes]
-    words += [f"{name}={value}" for name, value in problem.scalars.items()]
+    words += [f"{name}={value}" for name, value in problem.scalars.items() if name not in op.sized.values()]  # a letter says those
     for name, usual in {**DEFAULTS, "needs": tuple(op.uses)}.items():
         value = getattr(problem, name)
         if value != usual:
-            words.append(f"{name}={','.join(value) if isinstance(value, tuple) else str(value).replace(' ', '_')}")
+            words.append(f"{name}={','.join(value) if isinstance(value, tuple) else str(value).replace(' ', '-')}")
     return f"{origin}: {' '.join(words)}"
 
 
@@ -51,7 +51,7 @@ def parse(op: Op, text: str) -> Problem:
             scalars[name] = _literal(value)
         elif name in DEFAULTS:
             tuples = isinstance(DEFAULTS[name], tuple)
-            others[name] = tuple(filter(None, value.split(","))) if tuples else _literal(value.replace("_", " "))
+            others[name] = tuple(filter(None, value.split(","))) if tuples else value.replace("-", " ")
         else:
             known = f"words are {', '.join([*cases.dims, *scalars, *DEFAULTS])}, each with ="
             raise UsageError("KDK-CASE", f"{op.name}: a case has no such word", value=repr(word), limit=known)
@@ -59,6 +59,7 @@ def parse(op: Op, text: str) -> Problem:
     if missing or fit(sizes, cases.dims) != sizes:
         limit = f"it lacks {', '.join(missing)}" if missing else f"the nearest sizes are {fit(sizes, cases.dims)}"
         raise UsageError("KDK-CASE", f"{op.name} cannot have these sizes", value=repr(text), limit=limit)
+    scalars |= {scalar: sizes[letter] for letter, scalar in op.sized.items()}
     return Problem(name=text, sizes=sizes, lead=lead, scalars=scalars, counted=math.prod(sizes.values()) > 1, **others)
 
 

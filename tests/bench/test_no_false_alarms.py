@@ -165,9 +165,9 @@ def test_no_legitimate_variant_fails_at_random(name: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("direction", "dtype", "words", "seed"),
     [
-        ("forward", "float32", "plain #128: N=96 G=1 C=10 P=37 eps=1e-05 groups=1", 1000),
-        ("backward", "float32", "one more than a tile, expanded #113: N=28 G=71 C=71 P=5 eps=1e-05 groups=71 layout=expanded", 2003),
-        ("forward", "bfloat16", "long reduction, huge values #55: N=1 G=1 C=3477 P=8 eps=1e-05 groups=1 values=huge needs=bias", 3002),
+        ("forward", "float32", "plain #128: N=96 G=1 C=10 P=37 eps=1e-05", 1000),
+        ("backward", "float32", "one more than a tile, expanded #113: N=28 G=71 C=71 P=5 eps=1e-05 layout=expanded", 2003),
+        ("forward", "bfloat16", "long reduction, huge values #55: N=1 G=1 C=3477 P=8 eps=1e-05 values=huge needs=bias", 3002),
     ],
 )
 def test_sums_in_order_may_drift(direction: str, dtype: str, words: str, seed: int) -> None:
