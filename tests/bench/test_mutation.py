@@ -8,7 +8,7 @@ import pytest
 
 from kdk.registry import OPERATORS
 from kdk_bench.mutation import kept, report, workers
-from kdk_bench.mutation.kept import Kept
+from kdk_bench.mutation.kept import JUDGES, Kept, imported
 from kdk_bench.mutation.mutants import Mutant, _changes, all_mutants, sample
 from kdk_bench.mutation.mutators import CLASSES
 from kdk_bench.mutation.trial import Trial, original, planted, run_mutant, run_original, steps
@@ -208,3 +208,9 @@ def test_a_stale_explanation_fails(key: str, said: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(report, "EXPLAINED", {name: "equal"})
     work = Work(UNIT, [], 1, Trial(""), [pair])
     assert any(said in f for f in report.problems([work], {pair[0].key}))
+
+
+def test_what_judges_is_what_it_imports() -> None:
+    found = imported(JUDGES)
+    assert {"kdk_bench.check", "kdk_bench.generate", "kdk_bench.numerics", "kdk_bench.mutation.mutators"} <= found
+    assert not {"kdk_bench.cli", "kdk_bench.audit", "kdk_bench.compile", "kdk_bench.mutation.report"} & found

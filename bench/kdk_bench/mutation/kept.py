@@ -4,22 +4,24 @@ it was, and a run of changed code knows which cases killed most.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kdk.backends import LANGUAGES
 from kdk.registry import OPERATORS
 from kdk_bench.mutation.trial import Trial
 from kdk_bench.mutation.units import Unit, files
 from kdk_bench.mutation.workers import Work
 
-JUDGING = ("kdk", "kdk_bench")  # packages of which every file may change a verdict, but for
-REPORTING = {"__main__.py", "explained.py", "kept.py", "report.py"}  # of mutation/
+JUDGES = ("kdk_bench.mutation.trial", "kdk_bench.mutation.workers", "kdk_bench.mutation.mutants")  # with all that they import
 LIBRARIES = ("torch", "numpy", "triton", "jax", "nki")
 
 
@@ -31,12 +33,15 @@ class Kept:
         self.fingerprints: dict[Unit, str] = {}  # of the files as they were when a run began
         directory.mkdir(parents=True, exist_ok=True)
         versions = [f"{name} {_version(name)}" for name in LIBRARIES]
-        self.judging = _digest([f"seed {seed}", *versions, *(text for package in JUDGING for text in _texts(package))])
+        judges = [_text(name) for name in sorted(imported(JUDGES))]
+        kdk = [text for text in _texts("kdk") if not text.startswith(tuple(f"backends/{language}/" for language in LANGUAGES))]
+        self.judging = _digest([f"seed {seed}", *versions, *judges, *kdk])
 
     def fingerprint(self, work: Work) -> str:
         """Equal while a unit's results would be the same: the check, the simulators, the operator and its kernel's files."""
         if work.unit not in self.fingerprints:
-            texts = _texts(OPERATORS[work.unit.op].op.package)
+            simulator = LANGUAGES[work.unit.language].module("launch").__name__.rpartition(".")[0]
+            texts = _texts(OPERATORS[work.unit.op].op.package) + _texts(simulator)
             self.fingerprints[work.unit] = _digest([self.judging, *texts, *(_text(name) for name in sorted(files(work.unit)))])
         return self.fingerprints[work.unit]
 
@@ -103,5 +108,29 @@ def _texts(package: str) -> list[str]:
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     root = Path(spec.origin).parent
-    files = sorted(p for p in root.rglob("*.py") if not (p.parent.name == "mutation" and p.name in REPORTING))
-    return [f"{p.relative_to(root)}\n{p.read_text()}" for p in files]
+    return [f"{p.relative_to(root)}\n{p.read_text()}" for p in sorted(root.rglob("*.py"))]
+
+
+def imported(modules: Iterable[str]) -> set[str]:
+    """These modules of kdk_bench and the others of it that they import, at any depth and wherever in a file."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found or not _is_module(name):
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse(_text(name))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+    return found
+
+
+def _is_module(name: str) -> bool:
+    """Of kdk_bench; "kdk_bench.numerics.Pool" is none."""
+    try:
+        return name.startswith("kdk_bench") and importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
