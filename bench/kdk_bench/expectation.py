@@ -146,24 +146,27 @@ def _moved(args: tuple[Any, ...], number: int) -> tuple[Any, ...]:
 
 
 def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
-    """How far the oracle moves, per element; of integers and 8-bit numbers nothing is asked.
-
-    moved: results of moved inputs, and of float32 sums in order, term by term: whose terms are alike drift, as no floor foresees.
-    """
+    """How far results lie from the oracle, per element; of integers and 8-bit numbers nothing is asked."""
     if oracle is None or oracle.dtype != torch.float64:
         return None
     found = [torch.nan_to_num((m - oracle).abs(), nan=0.0, posinf=0.0) for m in moved if m is not None]
     return torch.stack(found).amax(0) if found else None
 
 
+def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else torch.maximum(a, b)
+
+
 @dataclass(frozen=True)
 class Known:
-    """Per result: oracle, the reference in float32, the reference, yardstick and spread. quantised: by name."""
+    """Per result: oracle, the reference in float32, the reference and yardstick. inputs: how far the oracle moves with the inputs;
+    spread: that, or how far sums in order are off where that is more. quantised: by name."""
 
     oracle: tuple[Tensor | None, ...]
     in_float32: tuple[Tensor | None, ...]
     reference: tuple[Tensor | None, ...]
     yardstick: list[Tensor | None]
+    inputs: list[Tensor | None]
     spread: list[Tensor | None]
     quantised: dict[str, Dequantised]
 
@@ -208,13 +211,14 @@ class Expectation:
             with Reordered(sequential):
                 in_order = self._results(self.near, chosen)
         reference = self.reference if chosen is None else self._results(self.call.args, chosen)
-        spread = [_spread(o, [s, *results]) for o, s, *results in zip(oracle, in_order, *moved)]
+        inputs = [_spread(o, list(results)) for o, *results in zip(oracle, *moved)]
+        spread = [_larger(s, _spread(o, [r])) for s, o, r in zip(inputs, oracle, in_order)]
         discrete = {*self.op.quantised, *(chosen or ())}
         yardsticks = [
             None if r is None or o is None or f is None else r if name in discrete else yardstick(r, f, o, longest=n)
             for name, r, o, f, n in zip(self.call.names, reference, oracle, in_float32, self.longest)
         ]
-        return Known(oracle, in_float32, reference, yardsticks, spread, self._quantised(oracle) if self.forward else {})
+        return Known(oracle, in_float32, reference, yardsticks, inputs, spread, self._quantised(oracle) if self.forward else {})
 
     def _quantised(self, oracle: tuple[Tensor | None, ...]) -> dict[str, Dequantised]:
         found = {}
@@ -277,7 +281,7 @@ class Expectation:
                 reason_ = sloppy(r, y, o, longest=self.longest[i])
                 near = known.in_float32[i]
                 if not reason_ and near is not None:
-                    reason_ = coarse(near, o, longest=self.longest[i], spread=known.spread[i])
+                    reason_ = coarse(near, o, longest=self.longest[i], spread=known.inputs[i])  # sums of a coarse one are coarse too
             if reason_:
                 return f"{name}: {reason_}"
         return None
