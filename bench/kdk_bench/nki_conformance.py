@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -25,11 +26,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kdk.backends.nki import emulator
-from kdk_bench import nki_conformance_library  # noqa: F401  (registers its cases)
+from kdk_bench import nki_conformance_library, nki_conformance_moe  # noqa: F401  (register their cases)
 from kdk_bench.nki_conformance_cases import CASES, Case
+
+WIDTH = 150  # columns where there is no terminal to ask
 
 
 def load_module(root: Path, case: Case) -> ModuleType:
@@ -78,6 +82,7 @@ def compare(got: Any, want: Any, tolerance: float) -> str:
 def run_case(root: Path, case: Case) -> dict[str, Any]:
     """One case as a row of the table."""
     row: dict[str, Any] = {"repository": case.repository, "kernel": case.name, "target": case.target, "instructions": None}
+    row["changed"] = case.around is not contextlib.nullcontext
     started = time.perf_counter()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -86,7 +91,8 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
             args, kwargs, want = case.build(module)
             kernel = kernel if isinstance(kernel, emulator.Kernel) else emulator.jit(kernel)
             simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)
-            got = simulation(*args, **kwargs)
+            with case.around():
+                got = simulation(*args, **kwargs)
         row["instructions"] = len(simulation.trace)
         got, want = want(got) if callable(want) else (got, want)
         row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)
@@ -100,6 +106,8 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
         text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
         row["outcome"] = f"refused as it should be ({text})" if case.refused == type(error).__name__ else text
     row["passed"] = row["outcome"] in ("agrees", "runs") or row["outcome"].startswith("refused as")
+    if case.refused and row["passed"]:
+        row["outcome"] += f": {inspect.getdoc(case.build)}"
     row["seconds"] = round(time.perf_counter() - started, 2)
     return row
 
@@ -116,10 +124,23 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         cells = [str("" if row[c] is None else row[c]) for c in ("repository", "kernel", "target", "instructions", "seconds")]
-        table.add_row(*cells, row["outcome"], style=None if row["passed"] else "red")
-    Console().print(table)
-    passed = sum(row["passed"] for row in rows)
-    Console().print(f"{passed} of {len(rows)} kernels run (and agree where there is a reference)")
+        table.add_row(*map(escape, (*cells, row["outcome"])), style=None if row["passed"] else "red")
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    console.print(summary(rows))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """How many cases ended how; "refused" only where the documents ask for the refusal."""
+    agree = [row for row in rows if row["outcome"] == "agrees"]
+    changed = sum(row["changed"] for row in agree)
+    runs = sum(row["outcome"] == "runs" for row in rows)
+    refused = sum(row["passed"] for row in rows) - len(agree) - runs
+    failed = len(rows) - len(agree) - runs - refused
+    return (
+        f"{len(rows)} cases: {len(agree)} agree with a reference ({changed} of them after the change that their names say),"
+        f" {runs} run without a reference, {refused} are refused as they should be, {failed} fail"
+    )
 
 
 def main() -> int:

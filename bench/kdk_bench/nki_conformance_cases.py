@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ class Case:
     """`build(module)` gives arguments, keyword arguments and the expected result.
 
     None means that it only has to run; a function makes (result to compare, expected) of the result.
+    `around` is a context that changes the kernel's file for this case; the kernel's name in the table says so.
     """
 
     repository: str
@@ -30,6 +32,7 @@ class Case:
     tolerance: float = 1e-5
     refused: str = ""
     frontend: str = "tracer"
+    around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 CASES: list[Case] = []

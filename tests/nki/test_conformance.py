@@ -50,3 +50,11 @@ def test_compare_flattens(got, want):
 def test_compare_refuses_nan_and_missing_results():
     assert nki_conformance.compare(np.array([np.nan]), np.ones(1), 1.0) != "agrees"
     assert nki_conformance.compare(np.ones(1), (np.ones(1), np.ones(1)), 1.0) != "agrees"
+
+
+def test_the_summary_says_what_became_of_the_cases():
+    outcomes = ("agrees", "agrees", "runs", "refused as it should be (C24): reason", "differs by 1")
+    rows = [{"outcome": o, "passed": o != "differs by 1", "changed": i == 1} for i, o in enumerate(outcomes)]
+    text = nki_conformance.summary(rows)
+    assert "5 cases: 2 agree with a reference (1 of them" in text
+    assert "1 run without a reference, 1 are refused as they should be, 1 fail" in text

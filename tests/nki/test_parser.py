@@ -144,3 +144,39 @@ def test_dynamic_range_and_while_on_a_register():
 def test_unknown_front_end():
     with pytest.raises(ValueError, match="tracer, parser"):
         emulator.simulate(fine, frontend="ast")
+
+
+@dataclass
+class Settings(nl.NKIObject):
+    size: int
+    half: int
+    unannotated = 3
+
+    def __post_init__(self):
+        self.half = self.size // 2
+
+
+class Undecorated(nl.NKIObject):
+    size: int
+    step: int = 2
+
+
+def makes_objects(x):
+    made, plain = Settings(size=8), Undecorated(8)
+    assert (made.half, made.unannotated, Settings(4, unannotated=5).unannotated) == (4, 3, 5)
+    assert (plain.size, plain.step, Undecorated().size) == (8, 2, None)
+    return stored(loaded(x[0 : made.size]))
+
+
+def test_objects_are_made_as_the_compiler_makes_them():
+    """The parser front end writes __init__: every field is an argument that may be left out, with @dataclass or not."""
+    np.testing.assert_array_equal(parse(makes_objects), X[:8])
+    with pytest.raises(TypeError, match="fields"):
+        parse(makes_an_unknown_field)
+    with pytest.raises(TypeError):  # the tracer runs Python's own dataclasses
+        simulate(makes_objects, X)
+
+
+def makes_an_unknown_field(x):
+    Settings(sizes=8)
+    return stored(loaded(x))

@@ -136,10 +136,10 @@ def test_attributes():
         assert tile.is_contiguous() and tile[:, 1:3].is_contiguous() is True
         assert not tile[:, :, 0].is_contiguous() and not tile.permute((0, 2, 1)).is_contiguous()
         assert not tile.is_indirect()
-        with pytest.raises(TypeError):
-            bool(tile)
-        with pytest.raises(TypeError):
-            iter(tile)
+        assert bool(tile)  # there is a tensor, as in `if bias:`
+        for use in (iter, int, lambda t: bool(t[0:1, 0:1, 0])):
+            with pytest.raises(TypeError):
+                use(tile)
         return stored(tile)
 
     simulate(kernel, np.zeros((4, 6, 2), np.float32))

@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn
 
 from .core import running
 from .errors import build_error, need
 
 
-class NKIObject:
+class _KernelClass(type):
+    """The parser front end writes __init__ itself where a class has none, "compiled in the same way" with and without
+    @dataclass: each field is an argument that may be left out, its default what the class body assigns, or None.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        core = running()
+        if core is None or core.frontend != "parser" or not _lacks_init(cls):
+            return super().__call__(*args, **kwargs)
+        annotated = [name for base in reversed(cls.__mro__) for name in vars(base).get("__annotations__", ())]
+        values = dict.fromkeys(annotated) | _assigned(cls)
+        given = dict(zip(annotated, args)) | kwargs
+        unknown = [name for name in given if name not in values]
+        if unknown or len(args) > len(annotated):
+            raise TypeError(f"{cls.__name__}() has the fields {list(values)}, not {unknown or args[len(annotated) :]}")
+        made = cls.__new__(cls)
+        made.__dict__.update(values | given)
+        getattr(made, "__post_init__", lambda: None)()
+        return made
+
+
+def _lacks_init(cls: Any) -> bool:
+    """Whether __init__ is the base class's, or what @dataclass generated from a string."""
+    return cls.__init__ is NKIObject.__init__ or ("__dataclass_fields__" in vars(cls) and cls.__init__.__code__.co_filename == "<string>")
+
+
+def _assigned(cls: type) -> dict[str, Any]:
+    """What the bodies of a class and its bases assign to fields, annotated or not; a default_factory is called."""
+    values: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[: cls.__mro__.index(NKIObject)]):
+        for name, value in vars(base).items():
+            if not (name.startswith("__") or callable(value) or isinstance(value, (staticmethod, classmethod, property))):
+                values[name] = value
+        for name, declared in vars(base).get("__dataclass_fields__", {}).items():
+            if declared.default_factory is not MISSING:
+                values[name] = declared.default_factory()
+    return values
+
+
+class NKIObject(metaclass=_KernelClass):
     """Base class of kernel dataclasses and configuration objects."""
 
     def __init__(self, **kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -88,10 +88,19 @@ class NkiTensor(NKIObject):
     def __repr__(self) -> str:
         return f"<{self.name or 'tensor'}: {self.dtype}{list(self.shape)} in {self.buffer.value}>"
 
-    def __bool__(self) -> bool:
+    def _no_value(self) -> NoReturn:
         raise TypeError("a tensor has no value while the kernel is traced; compare with an instruction and use its result as data")
 
-    __int__ = __float__ = __index__ = __bool__  # type: ignore[assignment]
+    __int__ = __float__ = __index__ = _no_value  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        """True: the public class defines no truth value, so `if bias:` asks, as for any object, whether there is one.
+
+        Refused for a single element, which would be taken for its value.
+        """
+        if self.size == 1:
+            self._no_value()
+        return True
 
     def __iter__(self) -> Any:
         raise TypeError("a tensor cannot be iterated; loop over range(t.shape[0]) and slice")

@@ -1,0 +1,169 @@
+"""Cases of nki_conformance: the mixtures of experts of nki-library, against the formula of a mixture in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from kdk_bench.nki_conformance_cases import Built, case
+from kdk_bench.nki_conformance_library import BF16, SOURCE, tensor, torch_module
+
+TOKENS, WIDTH, INNER, EXPERTS, CHOSEN = 4, 512, 256, 4, 2
+
+
+@contextlib.contextmanager
+def dge_members() -> Iterator[None]:
+    """The library's constants that hold the integer of a dge_mode, as the members that the API takes, for one case."""
+    from nki import isa  # type: ignore[import-not-found]
+
+    members = {"_DGE_MODE_NONE": isa.dge_mode.none, "_DGE_MODE_UNKNOWN": isa.dge_mode.unknown}
+    modules = [m for name, m in sys.modules.items() if name.startswith("nkilib.")]
+    found = [(m, name, getattr(m, name)) for m in modules for name in members if hasattr(m, name)]
+    try:
+        for module, name, _ in found:
+            setattr(module, name, members[name])
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)
+
+
+def weights(dtype: str = "bfloat16", experts: int = EXPERTS) -> tuple[Any, Any]:
+    """Gate and up (experts, width, 2, inner), and down (experts, inner, width)."""
+    dtypes = getattr(torch_module(), dtype)
+    up = tensor(experts, WIDTH, 2, INNER, seed=1) / 16
+    return up.to(dtypes), (tensor(experts, INNER, WIDTH, seed=2) / 16).to(dtypes)
+
+
+def mixture(x: Any, gate_up: Any, down: Any, share: Any) -> Any:
+    """sum over experts of share[t, e] * (silu(x gate_e) * (x up_e)) down_e, in float64."""
+    torch = torch_module()
+    x, gate_up, down, share = (t.double() for t in (x, gate_up, down, share))
+    gate, up = torch.einsum("th,ehpi->ptei", x, gate_up)
+    return torch.einsum("tei,eih,te->th", torch.nn.functional.silu(gate) * up, down, share)
+
+
+def routing(tokens: int, experts: int, chosen: int) -> tuple[Any, Any, Any]:
+    """Shares of all experts, the chosen experts, and the shares with those of the others 0."""
+    torch = torch_module()
+    shares = torch.softmax(tensor(tokens, experts, seed=3), -1)
+    index = torch.topk(shares, chosen)[1]
+    return shares, index.to(torch.int32), torch.zeros_like(shares).scatter(1, index, shares.gather(1, index))
+
+
+TKG = ("nkilib.core.moe.moe_tkg.moe_tkg", "moe_tkg")
+
+for _grid in (1, 2):
+    for _all in (False, True):
+        for _change in (None, dge_members):
+
+            @case(
+                "nki-library",
+                f"moe_tkg[{_grid}, {'all' if _all else 'selected'} experts{', dge_mode members' if _change else ''}]",
+                *TKG,
+                grid=_grid,
+                tolerance=BF16,
+                frontend="parser",
+                refused="" if _change else "C24",
+                **({"around": _change} if _change else {}),
+                **SOURCE,
+            )
+            def _moe_tkg(module: ModuleType, every: bool = _all) -> Built:
+                """Its subkernels give dge_mode=3; an enumeration's integer is no longer accepted (migration to 0.3)."""
+                torch = torch_module()
+                x, (gate_up, down) = tensor(TOKENS, WIDTH, dtype="bfloat16"), weights()
+                shares, index, chosen = routing(TOKENS, EXPERTS, CHOSEN)
+                settings = {"expert_affinities_scaling_mode": module.ExpertAffinityScaleMode.POST_SCALE}
+                if every:
+                    shares = shares.bfloat16()
+                    settings |= {"rank_id": torch.zeros(1, 1, dtype=torch.int32)}
+                want = mixture(x, gate_up, down, shares if every else chosen)
+                return (x, gate_up, down, shares, index, every), settings, want
+
+
+BLOCK = 256
+CTE = ("nkilib.core.moe.moe_cte.moe_cte", "moe_cte")
+RACE = "C21"
+
+
+def blocks(chosen: Any) -> tuple[Any, Any]:
+    """Rows of each block, padded with the number of tokens, and the expert of each block, an even number of blocks."""
+    torch = torch_module()
+    tokens, experts = chosen.shape
+    rows: list[int] = []
+    owners: list[int] = []
+    for expert in range(experts):
+        mine = torch.nonzero(chosen[:, expert])[:, 0].tolist()
+        mine += [tokens] * (-len(mine) % BLOCK)
+        rows += mine
+        owners += [expert] * (len(mine) // BLOCK)
+    if len(owners) % 2:
+        rows, owners = rows + [tokens] * BLOCK, owners + owners[-1:]
+    return torch.tensor(rows, dtype=torch.int32), torch.tensor(owners, dtype=torch.int32)[:, None]
+
+
+def padded(x: Any) -> Any:
+    """With a row of zeros for the padding."""
+    return torch_module().cat([x, x[:1] * 0])
+
+
+for _implementation, _refused in (("shard_on_block", ""), ("shard_on_i", RACE), ("shard_on_i_hybrid", RACE)):
+
+    @case(
+        "nki-library",
+        f"moe_cte[{_implementation}, top 2]",
+        *CTE,
+        grid=2,
+        tolerance=BF16,
+        frontend="parser",
+        refused=_refused,
+        **SOURCE,
+    )
+    def _moe_cte(module: ModuleType, implementation: str = _implementation) -> Built:
+        """On I, both cores zero the whole output with no barrier between; core_barrier is for disjoint portions."""
+        torch = torch_module()
+        tokens = 384
+        x, (gate_up, down) = tensor(tokens, WIDTH, dtype="bfloat16"), weights()
+        chosen = routing(tokens, EXPERTS, CHOSEN)[2].bfloat16()
+        rows, owners = blocks(chosen)
+        spec = module.MoECTESpec(module.MoECTEImplementation[implementation])
+        settings = {"conditions": torch.ones(len(owners) + 1, dtype=torch.int32)} if "hybrid" in implementation else {}
+        want = mixture(x, gate_up, down, chosen)
+        args = (padded(x), padded(chosen).reshape(-1, 1), gate_up, down, rows, owners, BLOCK, spec)
+        return args, settings, lambda got: (got[:tokens].double().sum(1), want)
+
+
+def top_1(module: ModuleType, implementation: str, dtype: str, **settings: Any) -> Built:
+    """511 tokens with one expert each and one padded row, so that only one core writes that row of the output."""
+    torch = torch_module()
+    tokens = 2 * BLOCK - 1
+    x, (gate_up, down) = tensor(tokens, WIDTH, dtype=dtype), weights(dtype, 2)
+    chosen = torch.zeros(tokens, 2, dtype=x.dtype)
+    chosen[:BLOCK, 0], chosen[BLOCK:, 1] = 0.75, 0.5
+    rows, owners = blocks(chosen)
+    spec = module.MoECTESpec(module.MoECTEImplementation[implementation])
+    args = (padded(x), padded(chosen).reshape(-1, 1), gate_up, down, rows, owners, BLOCK, spec)
+    settings |= {"is_tensor_update_accumulating": False, "compute_dtype": dtype}
+    want = mixture(x, gate_up, down, chosen)
+    return args, settings, lambda got: (got[:tokens], want)
+
+
+@case("nki-library", "moe_cte[shard_on_i, top 1, float32]", *CTE, grid=2, frontend="parser", **SOURCE)
+def _moe_cte_float32(module: ModuleType) -> Built:
+    return top_1(module, "shard_on_i", "float32")
+
+
+@case("nki-library", "moe_cte[shard_on_i, top 1, bfloat16]", *CTE, grid=2, frontend="parser", refused="C7", **SOURCE)
+def _moe_cte_bfloat16(module: ModuleType) -> Built:
+    """Scales by affinities in bfloat16; the operand of tensor_scalar "must be float32"."""
+    return top_1(module, "shard_on_i", "bfloat16")
+
+
+@case("nki-library", "moe_cte[shard_on_i_hybrid, top 1, float32]", *CTE, grid=2, frontend="parser", refused="C3", **SOURCE)
+def _moe_cte_hybrid(module: ModuleType) -> Built:
+    """core_barrier on a tile in SBUF; its data "must be data in shared HBM"."""
+    torch = torch_module()
+    return top_1(module, "shard_on_i_hybrid", "float32", conditions=torch.tensor([1, 1, 0], dtype=torch.int32))
