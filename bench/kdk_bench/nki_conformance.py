@@ -138,7 +138,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     refused = sum(row["passed"] for row in rows) - len(agree) - runs
     failed = len(rows) - len(agree) - runs - refused
     return (
-        f"{len(rows)} cases: {len(agree)} agree with a reference ({changed} of them after the change that their names say),"
+        f"{len(rows)} cases: {len(agree)} agree with a reference ({changed} of them after a repair that the case describes),"
         f" {runs} run without a reference, {refused} are refused as they should be, {failed} fail"
     )
 

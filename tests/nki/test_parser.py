@@ -1,6 +1,8 @@
 """The parser front end's Python subset, and its dynamic loops."""
 
 import enum
+import sys
+import types
 from dataclasses import dataclass
 
 import nki.isa as nisa
@@ -10,6 +12,7 @@ import pytest
 from tests.nki.kit import loaded, refused, sbuf, simulate, stored
 
 from kdk.backends.nki import emulator
+from kdk.backends.nki.emulator import parser_subset
 
 X = np.ones((16, 8), np.float32)
 
@@ -180,3 +183,28 @@ def test_objects_are_made_as_the_compiler_makes_them():
 def makes_an_unknown_field(x):
     Settings(sizes=8)
     return stored(loaded(x))
+
+
+@emulator.jit
+def inner_kernel(x):
+    return uses_is(x)
+
+
+def calls_a_kernel(x):
+    return inner_kernel(x)
+
+
+def test_what_a_kernel_calls_is_checked_too():
+    """A kernel inside a kernel, a function of a module, and a package whose name begins with "nki"."""
+    for kernel in (calls_a_kernel, calls_through_a_module):
+        with refused("C26"):
+            parse(kernel)
+    assert parser_subset._is_ours(types.FunctionType(uses_is.__code__, {"__name__": "nkilib.core"}))
+    assert not parser_subset._is_ours(nl.load)
+
+
+def calls_through_a_module(x):
+    return THIS.uses_is(x)
+
+
+THIS = sys.modules[__name__]

@@ -97,17 +97,22 @@ def _check_function(function: FunctionType) -> list[Any]:
         return []
     for node, problem in _problems(definition):
         raise build_error("parser", f"{problem} in {function.__name__}", _site(function, getattr(node, "lineno", 1)))
-    names = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
     scope = inspect.getclosurevars(function)
     known = {**scope.globals, **scope.nonlocals}
-    return [v for n, v in known.items() if n in names and _is_ours(v)]
+    named = [known.get(n.id) for n in ast.walk(definition) if isinstance(n, ast.Name)]
+    for node in ast.walk(definition):  # module.function
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and inspect.ismodule(known.get(node.value.id)):
+            named.append(getattr(known[node.value.id], node.attr, None))
+    called = [getattr(v, "function", v) if type(v).__name__ == "Kernel" else v for v in named]  # a kernel calls kernels
+    return [v for v in called if _is_ours(v)]
 
 
 def _is_ours(value: Any) -> bool:
     """Part of the kernel's own code, not of a library or of NKI."""
     module = getattr(value, "__module__", None) or ""
     inside = isinstance(value, FunctionType) or inspect.isclass(value)
-    return inside and not module.startswith(OUTSIDE) and not hasattr(builtins, getattr(value, "__name__", ""))
+    foreign = any(module == name or module.startswith(f"{name}.") for name in OUTSIDE)
+    return inside and not foreign and not hasattr(builtins, getattr(value, "__name__", ""))
 
 
 def _problems(definition: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
