@@ -30,7 +30,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdk.backends.nki import emulator
-from kdk_bench import nki_conformance_library, nki_conformance_moe  # noqa: F401  (register their cases)
+from kdk_bench import nki_conformance_library, nki_conformance_moe, nki_conformance_mx  # noqa: F401  (register their cases)
 from kdk_bench.nki_conformance_cases import CASES, Case
 
 WIDTH = 150  # columns where there is no terminal to ask
@@ -87,7 +87,7 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module = load_module(root, case)
-            kernel = getattr(module, case.function)
+            kernel = case.entry(module) if case.entry else getattr(module, case.function)
             args, kwargs, want = case.build(module)
             kernel = kernel if isinstance(kernel, emulator.Kernel) else emulator.jit(kernel)
             simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)

@@ -18,7 +18,8 @@ class Case:
     """`build(module)` gives arguments, keyword arguments and the expected result.
 
     None means that it only has to run; a function makes (result to compare, expected) of the result.
-    `around` is a context that changes the kernel's file for this case; the kernel's name in the table says so.
+    `around` is a context that repairs the kernel's file for this case; the case's name in the table says "repaired".
+    `entry` makes a kernel of ours that calls the public one, where that takes more than arrays.
     """
 
     repository: str
@@ -33,6 +34,7 @@ class Case:
     refused: str = ""
     frontend: str = "tracer"
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    entry: Callable[[Any], Callable[..., Any]] | None = None
 
 
 CASES: list[Case] = []
