@@ -169,3 +169,67 @@ def _moe_cte_hybrid(module: ModuleType) -> Built:
     """nl.dynamic_range belongs to the parser front end, which does not take the kernel's `is`; 0.7 has nl.fori_loop."""
     torch = torch_module()
     return top_1(module, "shard_on_i_hybrid", "float32", conditions=torch.tensor([1, 1, 0], dtype=torch.int32))
+
+
+for _chosen in (1, 2):
+
+    @case(
+        "nki-library",
+        f"blockwise_mm_baseline_shard_hidden[top {_chosen}]",
+        "nkilib.experimental.moe.forward.bwmm_shard_on_H",
+        "blockwise_mm_baseline_shard_hidden",
+        grid=2,
+        tolerance=BF16,
+        **SOURCE,
+    )
+    def _on_hidden(_: ModuleType, chosen: int = _chosen) -> Built:
+        tokens = 384
+        x, (gate_up, down) = tensor(tokens, WIDTH, dtype="bfloat16"), weights()
+        shares = routing(tokens, EXPERTS, chosen)[2].bfloat16()
+        rows, owners = blocks(shares)
+        settings = {"block_size": BLOCK, "token_position_to_id": rows, "block_to_expert": owners}
+        want = mixture(x, gate_up, down, shares)
+        return (padded(x), padded(shares).reshape(-1, 1), gate_up, down), settings, lambda got: (got[:tokens], want)
+
+
+def backward(chosen: int) -> Built:
+    """Gradients of tokens, shares (those that are not 0) and both weights, by autograd in float64."""
+    torch = torch_module()
+    tokens, experts = 2 * BLOCK - 1, 2
+    x, (gate_up, down) = tensor(tokens, WIDTH, dtype="bfloat16"), weights(experts=experts)
+    shares = routing(tokens, experts, chosen)[2].bfloat16()
+    dy = tensor(tokens, WIDTH, seed=5, dtype="bfloat16")
+    leaves = [t.double().requires_grad_() for t in (x, gate_up, down, shares)]
+    mixture(*leaves).backward(dy.double())
+    grads = [t.grad for t in leaves]
+    grads[3] = grads[3] * (shares != 0)
+    rows, owners = blocks(shares)
+    experts_of = owners[:, 0].long()
+    x_blocks = padded(x)[rows.long().reshape(-1, BLOCK)].double()
+    inner = torch.einsum("nbh,nhpi->npib", x_blocks, gate_up[experts_of].double())
+    activated = torch.nn.functional.silu(inner[:, 0]) * inner[:, 1]
+    outer = torch.einsum("nib,nih->nbh", activated, down[experts_of].double())
+    kept = (inner.bfloat16(), outer.bfloat16())  # what the forward kernel saved
+    args = (padded(x), padded(shares).reshape(-1, 1), gate_up, down, *kept, rows, owners, padded(dy), BLOCK)
+
+    def compared(got: Any) -> tuple[Any, Any]:
+        d_x, d_shares, d_gate_up, d_down = got[:4]
+        d_shares = d_shares.reshape(tokens + 1, experts)[:tokens].double() * (shares != 0)
+        return (d_x[:tokens], d_gate_up, d_down, d_shares), grads
+
+    return args, {"is_tensor_update_accumulating": chosen != 1}, compared
+
+
+BACKWARD = ("nkilib.experimental.moe.bwd.blockwise_mm_backward", "blockwise_mm_bwd")
+
+for _chosen in (1, 2):
+
+    @case("nki-library", f"blockwise_mm_bwd[1, top {_chosen}]", *BACKWARD, grid=1, tolerance=BF16, **SOURCE)
+    def _backward(_: ModuleType, chosen: int = _chosen) -> Built:
+        return backward(chosen)
+
+
+@case("nki-library", "blockwise_mm_bwd[2, top 2]", *BACKWARD, grid=2, refused="C21", **SOURCE)
+def _backward_two_cores(_: ModuleType) -> Built:
+    """Each core zeroes half of the shares' gradient, then writes rows of both halves, with no barrier on it between."""
+    return backward(2)
