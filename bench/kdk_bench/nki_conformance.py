@@ -30,7 +30,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdk.backends.nki import emulator
-from kdk_bench import nki_conformance_library, nki_conformance_moe, nki_conformance_mx  # noqa: F401  (register their cases)
+from kdk_bench import nki_conformance_library, nki_conformance_mlp, nki_conformance_moe, nki_conformance_mx  # noqa: F401  (cases)
 from kdk_bench.nki_conformance_cases import CASES, Case
 
 WIDTH = 150  # columns where there is no terminal to ask

@@ -31,8 +31,8 @@ FORMATS = {
 
 @dataclass
 class Packed:
-    """A weight (experts, K, N): `words` (experts, partitions, K / 4 / partitions, N) of four values that are `partitions`
-    rows apart, `scales` (experts, partitions / 8, ...), and `exact`, the values in float64.
+    """A weight (experts, K, N): `words` (experts, partitions, K / 4 / partitions, N) of four values each, `scales`
+    (experts, partitions / 8, ...), and `exact`, the values in float64.
     """
 
     words: np.ndarray
@@ -40,14 +40,16 @@ class Packed:
     exact: np.ndarray
 
 
-def packed(rows: int, columns: int, seed: int, dtype: str) -> Packed:
+def packed(rows: int, columns: int, seed: int, dtype: str, quarters: bool = False) -> Packed:
+    """The four values of a word are rows a quarter of all apart, or neighbours of the same tile of 4 * partitions rows."""
     partitions = min(PARTITIONS, rows // 4)
     shape = (EXPERTS, partitions, rows // (4 * partitions), columns)
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((*shape, 4), np.float32).astype(FORMATS[dtype])
     scales = rng.integers(121, 124, (EXPERTS, partitions // 8, *shape[2:])).astype(np.uint8)
     factors = np.exp2(np.repeat(scales, 8, 1).astype(np.float64) - 127)
-    exact = (values.astype(np.float64) * factors[..., None]).transpose(0, 2, 4, 1, 3).reshape(EXPERTS, rows, columns)
+    order = (0, 4, 2, 1, 3) if quarters else (0, 2, 4, 1, 3)
+    exact = (values.astype(np.float64) * factors[..., None]).transpose(order).reshape(EXPERTS, rows, columns)
     if dtype.startswith("float4"):
         bits = values.view(np.uint8).astype(np.uint16) & np.uint16(15)
         words = sum(bits[..., i] << np.uint16(4 * i) for i in range(4)).astype(np.uint16)
