@@ -30,22 +30,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdk.backends.nki import emulator
-from kdk_bench import nki_conformance_library, nki_conformance_mlp, nki_conformance_moe, nki_conformance_mx  # noqa: F401  (cases)
+from kdk_bench import (  # noqa: F401  (they register their cases)
+    nki_conformance_attention,
+    nki_conformance_library,
+    nki_conformance_mlp,
+    nki_conformance_moe,
+    nki_conformance_mx,
+)
 from kdk_bench.nki_conformance_cases import CASES, Case
 
 WIDTH = 150  # columns where there is no terminal to ask
 
 
+def reach(root: Path, case: Case) -> None:
+    """The case's package, or the folder of its file, on Python's path."""
+    source = str(root / case.package if case.package else (root / case.file).parent)
+    if source not in sys.path:
+        sys.path.insert(0, source)
+
+
 def load_module(root: Path, case: Case) -> ModuleType:
     """A kernel's file: by its path, or by its dotted name inside a package of the checkout."""
     if case.package:
-        source = str(root / case.package)
-        if source not in sys.path:
-            sys.path.insert(0, source)
         return importlib.import_module(case.file)
     path = root / case.file
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"conformance_{path.stem.replace('-', '_')}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -84,15 +92,15 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"repository": case.repository, "kernel": case.name, "target": case.target, "instructions": None}
     row["changed"] = case.around is not contextlib.nullcontext
     started = time.perf_counter()
+    reach(root, case)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), case.around():
             module = load_module(root, case)
             kernel = case.entry(module) if case.entry else getattr(module, case.function)
             args, kwargs, want = case.build(module)
             kernel = kernel if isinstance(kernel, emulator.Kernel) else emulator.jit(kernel)
             simulation = emulator.simulate(kernel[case.grid] if case.grid else kernel, target=case.target, frontend=case.frontend)
-            with case.around():
-                got = simulation(*args, **kwargs)
+            got = simulation(*args, **kwargs)
         row["instructions"] = len(simulation.trace)
         got, want = want(got) if callable(want) else (got, want)
         row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)

@@ -18,6 +18,14 @@ from kdk_bench.nki_conformance_library import BF16, SOURCE, tensor, torch_module
 TOKENS, WIDTH, INNER, EXPERTS, CHOSEN = 4, 512, 256, 4, 2
 
 
+INTEGER_MODES = (
+    "nkilib.core.subkernels.norm_tkg_utils",
+    "nkilib.core.mlp.mlp_tkg.mlp_tkg_gate_up_projection",
+    "nkilib.core.mlp.mlp_tkg.mlp_tkg_down_projection",
+    "nkilib.core.mlp.mlp_tkg.mlp_tkg_utils",
+)
+
+
 @contextlib.contextmanager
 def decode_repairs() -> Iterator[None]:
     """What keeps the decoding kernels from running, for one case: integers of dge_mode become its members, and
@@ -30,7 +38,7 @@ def decode_repairs() -> Iterator[None]:
     named = {"_DGE_MODE_NONE": isa.dge_mode.none, "_DGE_MODE_UNKNOWN": isa.dge_mode.unknown}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(constants, "MLPTKGConstantsDimensionSizes", sizes))
-        for module in [m for name, m in sys.modules.items() if name.startswith("nkilib.")]:
+        for module in map(importlib.import_module, INTEGER_MODES):
             for name in named.keys() & vars(module).keys():
                 stack.enter_context(mock.patch.object(module, name, named[name]))
         yield
@@ -233,3 +241,64 @@ for _chosen in (1, 2):
 def _backward_two_cores(_: ModuleType) -> Built:
     """Each core zeroes half of the shares' gradient, then writes rows of both halves, with no barrier on it between."""
     return backward(2)
+
+
+@contextlib.contextmanager
+def present_typing() -> Iterator[None]:
+    """neuronxcc.nki.typing, from before NKI 0.4, is today's nki.typing, for one case."""
+    from nki import typing  # type: ignore[import-not-found]
+
+    old: dict[str, Any] = {name: ModuleType(name) for name in ("neuronxcc", "neuronxcc.nki")}
+    old["neuronxcc"].nki, old["neuronxcc.nki"].typing = old["neuronxcc.nki"], typing
+    sys.modules.update(old | {"neuronxcc.nki.typing": typing})
+    try:
+        yield
+    finally:  # what imported it goes too, so that another case finds its import refused
+        for name in [n for n in sys.modules if n.startswith(("neuronxcc", "nkilib.core.router_topk", "nkilib.core.moe_block"))]:
+            del sys.modules[name]
+
+
+ROUTER = ("nkilib.core.router_topk.router_topk", "router_topk")
+
+
+@case("nki-library", "router_topk", *ROUTER, refused="ModuleNotFoundError", **SOURCE)
+@case("nki-library", "moe_block_tkg", "nkilib.core.moe_block.moe_block_tkg", "moe_block_tkg", refused="ModuleNotFoundError", **SOURCE)
+def _old_typing(_: ModuleType) -> Built:
+    """Imports neuronxcc.nki.typing, which NKI 0.4 removed."""
+    return (), {}, None
+
+
+def router(module: ModuleType, before: bool, **settings: Any) -> Built:
+    """Softmax over all experts before the choice, or over the chosen after it; three results, written to arguments."""
+    torch = torch_module()
+    tokens, experts, chosen = 256, 64, 4
+    x, weight, bias = tensor(tokens, WIDTH), tensor(WIDTH, experts, seed=1) / 16, tensor(1, experts, seed=2)
+    outs = [torch.zeros(tokens, experts), torch.zeros(tokens, experts), torch.zeros(tokens, chosen, dtype=torch.int32)]
+    logits = x.double() @ weight.double() + bias.double()
+    values, index = torch.topk(logits, chosen)
+    shares = torch.softmax(logits, -1) if before else torch.zeros_like(logits).scatter(1, index, torch.softmax(values, -1))
+    act = module.common_types.RouterActFnType.SOFTMAX
+    args = (x, weight, bias, *outs, act, chosen, module.XHBMLayout_T_H__1, module.XSBLayout_tp102__0)
+    return args, {"router_pre_norm": before, **settings}, lambda _: (outs, (logits, shares, index))
+
+
+TYPED: dict[str, Any] = {"around": present_typing, **SOURCE}
+
+for _before in (True, False):
+    _name = f"router_topk[2, softmax {'before' if _before else 'after'} the choice, repaired]"
+
+    @case("nki-library", _name, *ROUTER, grid=2, **TYPED)
+    def _router(module: ModuleType, before: bool = _before) -> Built:
+        return router(module, before, shard_on_tokens=True)
+
+
+@case("nki-library", "router_topk[1, softmax after the choice, repaired]", *ROUTER, refused="C3", **TYPED)
+def _router_one_core(module: ModuleType) -> Built:
+    """core_barrier on a tensor of one core; it is for data in shared HBM, with two cores."""
+    return router(module, False)
+
+
+@case("nki-library", "router_topk[2, softmax after the choice, not sharded, repaired]", *ROUTER, grid=2, refused="C21", **TYPED)
+def _router_not_sharded(module: ModuleType) -> Built:
+    """Both cores write the whole of every result with no barrier between."""
+    return router(module, False)
