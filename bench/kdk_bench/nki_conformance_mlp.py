@@ -16,7 +16,7 @@ import numpy as np
 from kdk_bench.nki_conformance_cases import Built, case
 from kdk_bench.nki_conformance_library import BF16, SOURCE, tensor, torch_module
 from kdk_bench.nki_conformance_moe import REPAIRED
-from kdk_bench.nki_conformance_mx import MX, bfloat16, packed
+from kdk_bench.nki_conformance_mx import MX_REPAIRED, bfloat16, packed
 
 WIDTH, INNER = 512, 512
 
@@ -68,14 +68,15 @@ def feed_forward(tokens: int, norm: str) -> Built:
 
 
 for _grid, _norm in itertools.product((1, 2), ("NO_NORM", "RMS_NORM")):
-    _settings: dict[str, Any] = {"grid": _grid, "tolerance": BF16}
+    _plain: dict[str, Any] = {"grid": _grid, "tolerance": BF16, "entry": block("mlp_cte"), **SOURCE}
+    _repaired: dict[str, Any] = {"grid": _grid, "tolerance": BF16, "entry": block("mlp_tkg"), **REPAIRED}
     _cte, _tkg = ("nkilib.core.mlp.mlp_cte.mlp_cte", "mlp_cte"), ("nkilib.core.mlp.mlp_tkg.mlp_tkg", "mlp_tkg")
 
-    @case("nki-library", f"mlp_cte[{_grid}, {_norm}]", *_cte, entry=block("mlp_cte"), **_settings, **SOURCE)
+    @case("nki-library", f"mlp_cte[{_grid}, {_norm}]", *_cte, **_plain)
     def _mlp_cte(_: ModuleType, norm: str = _norm) -> Built:
         return feed_forward(256, norm)
 
-    @case("nki-library", f"mlp_tkg[{_grid}, {_norm}, repaired]", *_tkg, entry=block("mlp_tkg"), **_settings, **REPAIRED)
+    @case("nki-library", f"mlp_tkg[{_grid}, {_norm}, repaired]", *_tkg, **_repaired)
     def _mlp_tkg(_: ModuleType, norm: str = _norm) -> Built:
         return feed_forward(4, norm)
 
@@ -107,7 +108,7 @@ def mx_block(module: ModuleType) -> Callable[..., Any]:
 for _grid in (1, 2):
     _name = f"mlp_tkg_mx[{_grid}, repaired]"
 
-    @case("nki-library", _name, "nkilib.core.mlp.mlp_tkg.mlp_tkg_mx", "mlp_tkg_mx", grid=_grid, entry=mx_block, **MX, **REPAIRED)
+    @case("nki-library", _name, "nkilib.core.mlp.mlp_tkg.mlp_tkg_mx", "mlp_tkg_mx", grid=_grid, entry=mx_block, **MX_REPAIRED)
     def _mlp_mx(_: ModuleType) -> Built:
         rng, width, inner, dtype = np.random.default_rng(0), 1024, 1024, "float8_e4m3fn_x4"
         x = rng.integers(-8, 9, (1, 4, width)) / 4

@@ -302,3 +302,64 @@ def _router_one_core(module: ModuleType) -> Built:
 def _router_not_sharded(module: ModuleType) -> Built:
     """Both cores write the whole of every result with no barrier between."""
     return router(module, False)
+
+
+@contextlib.contextmanager
+def block_repairs() -> Iterator[None]:
+    """Both of the above."""
+    with present_typing(), decode_repairs():
+        yield
+
+
+BLOCK_TKG: dict[str, Any] = {"grid": 2, "around": block_repairs, **SOURCE}
+
+
+def moe_block(module: ModuleType, every: bool) -> Built:
+    """Normalisation, router and experts in one kernel; it is for two cores only."""
+    x, gamma = tensor(1, TOKENS, WIDTH, dtype="bfloat16"), tensor(1, WIDTH, seed=9, dtype="bfloat16")
+    choice = (tensor(WIDTH, 8, seed=8) / 16).bfloat16()
+    mode = module.ExpertAffinityScaleMode.POST_SCALE
+    settings = {"top_k": CHOSEN, "router_act_fn": module.RouterActFnType.SOFTMAX, "expert_affinities_scaling_mode": mode}
+    rank = torch_module().zeros(1, 1, dtype=torch_module().int32)
+    return (x, gamma, choice, *weights(experts=8)), {**settings, "is_all_expert": every, "rank_id": rank}, None
+
+
+MOE_BLOCK = ("nkilib.core.moe_block.moe_block_tkg", "moe_block_tkg")
+
+
+@case("nki-library", "moe_block_tkg[chosen, repaired]", *MOE_BLOCK, refused="C3", **BLOCK_TKG)
+def _moe_block(module: ModuleType) -> Built:
+    """core_barrier on a tile in SBUF; its data "must be data in shared HBM"."""
+    return moe_block(module, False)
+
+
+@case("nki-library", "moe_block_tkg[all, repaired]", *MOE_BLOCK, refused="C21", **BLOCK_TKG)
+def _moe_block_all(module: ModuleType) -> Built:
+    """Both cores write the router's logits with no barrier between."""
+    return moe_block(module, True)
+
+
+GATHER = ("nkilib.experimental.collectives.sb2sb_allgather", "allgather_sb2sb")
+
+
+@case("nki-library", "allgather_sb2sb", *GATHER, refused="NotImplementedError", **SOURCE)
+def _all_gather(module: ModuleType) -> Built:
+    """nki.collectives.all_gather: no collective is emulated, nor in the vendor's simulator."""
+    return (tensor(128, 64, dtype="bfloat16"), module.ReplicaGroup([[0, 1]]), 2), {}, None
+
+
+REDUCE = ("nkilib.experimental.collectives.topk_reduce", "topk_reduce")
+
+for _grid in (1, 2):
+
+    @case("nki-library", f"topk_reduce[{_grid}]", *REDUCE, grid=_grid, tolerance=BF16, **SOURCE)
+    def _topk_reduce(_: ModuleType) -> Built:
+        """Rows scattered over a buffer, each with its token's number in its last four bytes; -1 is nobody's row."""
+        torch = torch_module()
+        tokens, chosen, rows = 16, 2, 64
+        x, places = tensor(rows, WIDTH, dtype="bfloat16"), torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+        places = places[: chosen * tokens].reshape(chosen, tokens)
+        numbers = torch.full((rows,), -1, dtype=torch.int32)
+        numbers[places] = torch.arange(tokens, dtype=torch.int32)
+        packed = torch.cat([x, numbers.view(torch.bfloat16).reshape(rows, 2)], 1).contiguous()
+        return (packed, tokens, chosen), {}, x[places].double().sum(0)

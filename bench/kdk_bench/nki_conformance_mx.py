@@ -52,7 +52,7 @@ def packed(rows: int, columns: int, seed: int, dtype: str, quarters: bool = Fals
     exact = (values.astype(np.float64) * factors[..., None]).transpose(order).reshape(EXPERTS, rows, columns)
     if dtype.startswith("float4"):
         bits = values.view(np.uint8).astype(np.uint16) & np.uint16(15)
-        words = sum(bits[..., i] << np.uint16(4 * i) for i in range(4)).astype(np.uint16)
+        words = np.bitwise_or.reduce(bits << np.arange(0, 16, 4, dtype=np.uint16), -1)
     else:
         words = values.view(np.uint32)[..., 0]
     return Packed(words, scales, exact)
@@ -139,23 +139,24 @@ def decode(every: bool, inner: int) -> Built:
     return (bfloat16(made.tokens), *weights, *biases), {}, made.want(given.double().numpy())
 
 
-MX: dict[str, Any] = {"target": "trn3", "tolerance": TOLERANCE}
+MX: dict[str, Any] = {"target": "trn3", "tolerance": TOLERANCE, **SOURCE}
+MX_REPAIRED: dict[str, Any] = {**MX, **REPAIRED}
 
 for _grid, _all in itertools.product((1, 2), (False, True)):
     _name = f"moe_tkg MX[{_grid}, {'all' if _all else 'chosen'}, repaired]"
 
-    @case("nki-library", _name, *TKG, grid=_grid, entry=on_words, **MX, **REPAIRED)
+    @case("nki-library", _name, *TKG, grid=_grid, entry=on_words, **MX_REPAIRED)
     def _moe_tkg(_: ModuleType, every: bool = _all) -> Built:
         return decode(every, 512)
 
 
-@case("nki-library", "moe_tkg MX[chosen, 256 inner, repaired]", *TKG, entry=on_words, refused="C16", **MX, **REPAIRED)
+@case("nki-library", "moe_tkg MX[chosen, 256 inner, repaired]", *TKG, entry=on_words, refused="C16", **MX_REPAIRED)
 def _moe_tkg_narrow(_: ModuleType) -> Built:
     """Rows that nobody wrote meet weights of 0, "so the garbage does not matter": it does if it is NaN or infinite."""
     return decode(False, 256)
 
 
-@case("nki-library", "moe_tkg MX[all, 256 inner, repaired]", *TKG, entry=on_words, refused="C7", **MX, **REPAIRED)
+@case("nki-library", "moe_tkg MX[all, 256 inner, repaired]", *TKG, entry=on_words, refused="C7", **MX_REPAIRED)
 def _moe_tkg_narrow_all(_: ModuleType) -> Built:
     """memset of a uint8 scale with 0.0; the value of an integer tile is an int."""
     return decode(True, 256)
@@ -193,31 +194,31 @@ ON_I = ("nkilib.core.moe.moe_cte.bwmm_shard_on_I_mx", "blockwise_mm_shard_interm
 
 for _dtype in FORMATS:
 
-    @case("nki-library", f"bwmm_shard_on_block_mx[{_dtype}]", *ON_BLOCK, grid=2, **MX, **SOURCE)
+    @case("nki-library", f"bwmm_shard_on_block_mx[{_dtype}]", *ON_BLOCK, grid=2, **MX)
     def _on_block(module: ModuleType, dtype: str = _dtype) -> Built:
         return prefill(module, 512, dtype, weight_dtype=dtype)
 
 
-@case("nki-library", "bwmm_shard_on_block_mx[256 inner]", *ON_BLOCK, grid=2, refused="C16", **MX, **SOURCE)
+@case("nki-library", "bwmm_shard_on_block_mx[256 inner]", *ON_BLOCK, grid=2, refused="C16", **MX)
 def _on_block_narrow(module: ModuleType) -> Built:
     """Rows that nobody wrote meet weights of 0, as in moe_tkg."""
     return prefill(module, 256)
 
 
-@case("nki-library", "bwmm_shard_on_block_mx[skipping]", *ON_BLOCK, grid=2, refused="C25", **MX, **SOURCE)
+@case("nki-library", "bwmm_shard_on_block_mx[skipping]", *ON_BLOCK, grid=2, refused="C25", **MX)
 def _on_block_skipping(module: ModuleType) -> Built:
     """oob_mode.skip on a DMA whose addresses are all static; it is for indirect ones."""
     return prefill(module, 512, skip=True)
 
 
-@case("nki-library", "bwmm_shard_on_block_mx[dynamic]", *ON_BLOCK, grid=2, refused="TypeError", **MX, **SOURCE)
+@case("nki-library", "bwmm_shard_on_block_mx[dynamic]", *ON_BLOCK, grid=2, refused="TypeError", **MX)
 def _on_block_dynamic(module: ModuleType) -> Built:
     """`while register:` belongs to the parser front end, which does not take the kernel's `is`; 0.7 has nl.while_loop."""
     conditions = torch_module().tensor([1, 1, 1, 1, 0, 0], dtype=torch_module().int32)
     return prefill(module, 512, conditions=conditions, n_static_blocks=2)
 
 
-@case("nki-library", "bwmm_shard_on_I_mx", *ON_I, grid=2, refused="C21", **MX, **SOURCE)
+@case("nki-library", "bwmm_shard_on_I_mx", *ON_I, grid=2, refused="C21", **MX)
 def _on_inner(module: ModuleType) -> Built:
     """Both cores zero the whole output with no barrier between, as in moe_cte."""
     return prefill(module, 1024)

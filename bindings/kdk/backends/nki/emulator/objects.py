@@ -24,7 +24,7 @@ class _KernelClass(type):
         unknown = [name for name in given if name not in values]
         if unknown or len(args) > len(annotated):
             raise TypeError(f"{cls.__name__}() has the fields {list(values)}, not {unknown or args[len(annotated) :]}")
-        made = cls.__new__(cls)
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]
         made.__dict__.update(values | given)
         getattr(made, "__post_init__", lambda: None)()
         return made
