@@ -106,13 +106,14 @@ def run_case(root: Path, case: Case) -> dict[str, Any]:
         row["outcome"] = "runs" if want is None else compare(got, want, case.tolerance)
         if case.refused:
             row["outcome"] = f"accepted, expected {case.refused}"
-    except emulator.NkiValidationError as error:
-        expected = error.code == case.refused
-        row["outcome"] = f"refused as it should be ({error.code})" if expected else f"refused: {error}"
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
-        row["outcome"] = f"refused as it should be ({text})" if case.refused == type(error).__name__ else text
+        kind = error.code if isinstance(error, emulator.NkiValidationError) else type(error).__name__
+        expected, _, part = case.refused.partition(": ")
+        text = str(error)
+        if not isinstance(error, emulator.NkiValidationError):
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{kind}: {text} ({os.path.basename(where.filename)}:{where.lineno})"
+        row["outcome"] = f"refused as it should be ({kind})" if kind == expected and part in text else f"refused: {text}"
     row["passed"] = row["outcome"] in ("agrees", "runs") or row["outcome"].startswith("refused as")
     if case.refused and row["passed"]:
         row["outcome"] += f": {inspect.getdoc(case.build)}"
@@ -146,8 +147,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     refused = sum(row["passed"] for row in rows) - len(agree) - runs
     failed = len(rows) - len(agree) - runs - refused
     return (
-        f"{len(rows)} cases: {len(agree)} agree with a reference ({changed} of them after a repair that the case describes),"
-        f" {runs} run without a reference, {refused} are refused as they should be, {failed} fail"
+        f"{len(rows)} cases: {len(agree)} agree with a reference ({changed} after a repair that the case describes),"
+        f" {runs} run without one, {refused} refused as they should be, {failed} fail"
     )
 
 

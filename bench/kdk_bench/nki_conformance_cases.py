@@ -18,6 +18,7 @@ class Case:
     """`build(module)` gives arguments, keyword arguments and the expected result.
 
     None means that it only has to run; a function makes (result to compare, expected) of the result.
+    `refused` is the code of the check, or the name of the exception, that has to refuse it; after ": ", a part of its text.
     `around` is a context that repairs the kernel's file for this case; the case's name in the table says "repaired".
     `entry` makes a kernel of ours that calls the public one, where that takes more than arrays.
     """
@@ -78,6 +79,7 @@ def _exp(_: Any) -> Built:
 
 @case("sdk", "layout-violation tensor_exp_kernel_", EXAMPLES + "layout-violation.py", "tensor_exp_kernel_", refused="C1")
 def _violation(_: Any) -> Built:
+    """The example of a tile with 256 partitions, where there are 128."""
     return (normal(256, 512),), {}, None
 
 
@@ -116,11 +118,11 @@ MATMUL_SHAPES = {
 }
 for _function, (_k, _m, _n) in MATMUL_SHAPES.items():
     for _repository, _file in (("sdk", MATMUL), ("nki-samples", MATMUL_SAMPLE)):
-        # the samples' first three kernels still call tensor_copy(src, dtype=), which NKI 0.3 removed
-        _old = "TypeError" if _repository == "nki-samples" and _m < 512 else ""
+        _old = "TypeError: 'dtype'" if _repository == "nki-samples" and _m < 512 else ""
 
         @case(_repository, _function, _file, _function, tolerance=2**-7, refused=_old)
         def _matmul(_: Any, k: int = _k, m: int = _m, n: int = _n) -> Built:
+            """The first three of nki-samples call tensor_copy(src, dtype=), which NKI 0.3 removed."""
             a, b = normal(k, m, dtype=ml_dtypes.bfloat16), normal(k, n, seed=1, dtype=ml_dtypes.bfloat16)
             return (a, b), {}, a.astype(np.float64).T @ b.astype(np.float64)
 

@@ -25,7 +25,7 @@ def library(name: str) -> ModuleType:
     return importlib.import_module(f"nkilib.core.{name}")
 
 
-@case("nki-library", "mlp", "nkilib.core.mlp.mlp", "mlp", refused="IndentationError", **SOURCE)
+@case("nki-library", "mlp", "nkilib.core.mlp.mlp", "mlp", refused="IndentationError: mlp.py", **SOURCE)
 def _mlp(_: ModuleType) -> Built:
     """Its file has prose after the end of its docstring: not Python."""
     return (), {}, None

@@ -92,7 +92,7 @@ for _grid, _all in itertools.product((1, 2), (False, True)):
         return moe_tkg(module, every)
 
 
-@case("nki-library", "moe_tkg", *TKG, refused="TypeError", **SOURCE)
+@case("nki-library", "moe_tkg", *TKG, refused="TypeError: remainderIFused", **SOURCE)
 def _moe_tkg_as_it_is(module: ModuleType) -> Built:
     """Python's dataclass misses remainderIFused; the parser front end would fill it, but does not take the kernel's `is`."""
     return moe_tkg(module, False)
@@ -166,13 +166,13 @@ def _moe_cte_float32(module: ModuleType) -> Built:
     return top_1(module, "shard_on_i", "float32")
 
 
-@case("nki-library", "moe_cte[shard_on_i, top 1, bfloat16]", *CTE, grid=2, refused="C7", **SOURCE)
+@case("nki-library", "moe_cte[shard_on_i, top 1, bfloat16]", *CTE, grid=2, refused="C7: must be float32", **SOURCE)
 def _moe_cte_bfloat16(module: ModuleType) -> Built:
     """Scales by affinities in bfloat16; the operand of tensor_scalar "must be float32"."""
     return top_1(module, "shard_on_i", "bfloat16")
 
 
-@case("nki-library", "moe_cte[shard_on_i_hybrid, top 1]", *CTE, grid=2, refused="C24", **SOURCE)
+@case("nki-library", "moe_cte[shard_on_i_hybrid, top 1]", *CTE, grid=2, refused="C24: dynamic_range", **SOURCE)
 def _moe_cte_hybrid(module: ModuleType) -> Built:
     """nl.dynamic_range belongs to the parser front end, which does not take the kernel's `is`; 0.7 has nl.fori_loop."""
     torch = torch_module()
@@ -261,8 +261,15 @@ def present_typing() -> Iterator[None]:
 ROUTER = ("nkilib.core.router_topk.router_topk", "router_topk")
 
 
-@case("nki-library", "router_topk", *ROUTER, refused="ModuleNotFoundError", **SOURCE)
-@case("nki-library", "moe_block_tkg", "nkilib.core.moe_block.moe_block_tkg", "moe_block_tkg", refused="ModuleNotFoundError", **SOURCE)
+@case("nki-library", "router_topk", *ROUTER, refused="ModuleNotFoundError: neuronxcc", **SOURCE)
+@case(
+    "nki-library",
+    "moe_block_tkg",
+    "nkilib.core.moe_block.moe_block_tkg",
+    "moe_block_tkg",
+    refused="ModuleNotFoundError: neuronxcc",
+    **SOURCE,
+)
 def _old_typing(_: ModuleType) -> Built:
     """Imports neuronxcc.nki.typing, which NKI 0.4 removed."""
     return (), {}, None
@@ -292,7 +299,7 @@ for _before in (True, False):
         return router(module, before, shard_on_tokens=True)
 
 
-@case("nki-library", "router_topk[1, softmax after the choice, repaired]", *ROUTER, refused="C3", **TYPED)
+@case("nki-library", "router_topk[1, softmax after the choice, repaired]", *ROUTER, refused="C3: core_barrier", **TYPED)
 def _router_one_core(module: ModuleType) -> Built:
     """core_barrier on a tensor of one core; it is for data in shared HBM, with two cores."""
     return router(module, False)
@@ -327,7 +334,7 @@ def moe_block(module: ModuleType, every: bool) -> Built:
 MOE_BLOCK = ("nkilib.core.moe_block.moe_block_tkg", "moe_block_tkg")
 
 
-@case("nki-library", "moe_block_tkg[chosen, repaired]", *MOE_BLOCK, refused="C3", **BLOCK_TKG)
+@case("nki-library", "moe_block_tkg[chosen, repaired]", *MOE_BLOCK, refused="C3: core_barrier", **BLOCK_TKG)
 def _moe_block(module: ModuleType) -> Built:
     """core_barrier on a tile in SBUF; its data "must be data in shared HBM"."""
     return moe_block(module, False)
@@ -342,7 +349,7 @@ def _moe_block_all(module: ModuleType) -> Built:
 GATHER = ("nkilib.experimental.collectives.sb2sb_allgather", "allgather_sb2sb")
 
 
-@case("nki-library", "allgather_sb2sb", *GATHER, refused="NotImplementedError", **SOURCE)
+@case("nki-library", "allgather_sb2sb", *GATHER, refused="NotImplementedError: all_gather", **SOURCE)
 def _all_gather(module: ModuleType) -> Built:
     """nki.collectives.all_gather: no collective is emulated, nor in the vendor's simulator."""
     return (tensor(128, 64, dtype="bfloat16"), module.ReplicaGroup([[0, 1]]), 2), {}, None

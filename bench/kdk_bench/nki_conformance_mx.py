@@ -156,7 +156,7 @@ def _moe_tkg_narrow(_: ModuleType) -> Built:
     return decode(False, 256)
 
 
-@case("nki-library", "moe_tkg MX[all, 256 inner, repaired]", *TKG, entry=on_words, refused="C7", **MX_REPAIRED)
+@case("nki-library", "moe_tkg MX[all, 256 inner, repaired]", *TKG, entry=on_words, refused="C7: memset 0.0", **MX_REPAIRED)
 def _moe_tkg_narrow_all(_: ModuleType) -> Built:
     """memset of a uint8 scale with 0.0; the value of an integer tile is an int."""
     return decode(True, 256)
@@ -205,13 +205,13 @@ def _on_block_narrow(module: ModuleType) -> Built:
     return prefill(module, 256)
 
 
-@case("nki-library", "bwmm_shard_on_block_mx[skipping]", *ON_BLOCK, grid=2, refused="C25", **MX)
+@case("nki-library", "bwmm_shard_on_block_mx[skipping]", *ON_BLOCK, grid=2, refused="C25: oob_mode.skip", **MX)
 def _on_block_skipping(module: ModuleType) -> Built:
     """oob_mode.skip on a DMA whose addresses are all static; it is for indirect ones."""
     return prefill(module, 512, skip=True)
 
 
-@case("nki-library", "bwmm_shard_on_block_mx[dynamic]", *ON_BLOCK, grid=2, refused="TypeError", **MX)
+@case("nki-library", "bwmm_shard_on_block_mx[dynamic]", *ON_BLOCK, grid=2, refused="TypeError: a register was used", **MX)
 def _on_block_dynamic(module: ModuleType) -> Built:
     """`while register:` belongs to the parser front end, which does not take the kernel's `is`; 0.7 has nl.while_loop."""
     conditions = torch_module().tensor([1, 1, 1, 1, 0, 0], dtype=torch_module().int32)

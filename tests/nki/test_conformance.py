@@ -1,5 +1,7 @@
 """The table of public kernels, on a checkout made for the test."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -19,11 +21,11 @@ def tensor_exp_kernel_(x):
 CASE = next(c for c in CASES if c.name == "layout-pass tensor_exp_kernel_")
 
 
-def outcome(tmp_path, source):
+def outcome(tmp_path, source, case=CASE):
     path = tmp_path / CASE.file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
-    return nki_conformance.run_case(tmp_path, CASE)
+    return nki_conformance.run_case(tmp_path, case)
 
 
 def test_outcomes(tmp_path):
@@ -32,9 +34,22 @@ def test_outcomes(tmp_path):
     row = outcome(tmp_path, KERNEL.format(function="square"))
     assert not row["passed"] and row["outcome"].startswith("differs by")
     row = outcome(tmp_path, KERNEL.format(function="no_such_function"))
-    assert not row["passed"] and row["outcome"].startswith("AttributeError")
+    assert not row["passed"] and row["outcome"].startswith("refused: AttributeError")
     row = outcome(tmp_path, KERNEL.replace("nl.shared_hbm", "nl.hbm").format(function="exp"))
     assert not row["passed"] and row["outcome"].startswith("refused: [C15]")
+
+
+@pytest.mark.parametrize(
+    ("refused", "passed"),
+    [("AttributeError: no_such", True), ("AttributeError: another", False), ("TypeError", False), ("C15", False)],
+)
+def test_a_refusal_is_the_one_that_is_expected(tmp_path, refused, passed):
+    source = KERNEL.format(function="no_such_function")
+    assert outcome(tmp_path, source, dataclasses.replace(CASE, refused=refused))["passed"] is passed
+
+
+def test_an_accepted_case_that_should_be_refused_fails(tmp_path):
+    assert not outcome(tmp_path, KERNEL.format(function="exp"), dataclasses.replace(CASE, refused="C15"))["passed"]
 
 
 def test_names_are_unique():
@@ -56,5 +71,5 @@ def test_the_summary_says_what_became_of_the_cases():
     outcomes = ("agrees", "agrees", "runs", "refused as it should be (C24): reason", "differs by 1")
     rows = [{"outcome": o, "passed": o != "differs by 1", "changed": i == 1} for i, o in enumerate(outcomes)]
     text = nki_conformance.summary(rows)
-    assert "5 cases: 2 agree with a reference (1 of them" in text
-    assert "1 run without a reference, 1 are refused as they should be, 1 fail" in text
+    assert "5 cases: 2 agree with a reference (1 after a repair" in text
+    assert "1 run without one, 1 refused as they should be, 1 fail" in text
