@@ -162,12 +162,16 @@ class Settings(nl.NKIObject):
 class Undecorated(nl.NKIObject):
     size: int
     step: int = 2
+    function: object = min
+
+    def method(self):
+        return self.function(self.size, self.step)
 
 
 def makes_objects(x):
     made, plain = Settings(size=8), Undecorated(8)
     assert (made.half, made.unannotated, Settings(4, unannotated=5).unannotated) == (4, 3, 5)
-    assert (plain.size, plain.step, Undecorated().size) == (8, 2, None)
+    assert (plain.size, plain.method(), Undecorated().size) == (8, 2, None)
     return stored(loaded(x[0 : made.size]))
 
 

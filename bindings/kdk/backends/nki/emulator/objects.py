@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn
 
@@ -18,8 +19,8 @@ class _KernelClass(type):
         core = running()
         if core is None or core.frontend != "parser" or not _lacks_init(cls):
             return super().__call__(*args, **kwargs)
-        annotated = [name for base in reversed(cls.__mro__) for name in vars(base).get("__annotations__", ())]
-        values = dict.fromkeys(annotated) | _assigned(cls)
+        annotated = [name for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)]
+        values = dict.fromkeys(annotated) | _assigned(cls, annotated)
         given = dict(zip(annotated, args)) | kwargs
         unknown = [name for name in given if name not in values]
         if unknown or len(args) > len(annotated):
@@ -35,12 +36,13 @@ def _lacks_init(cls: Any) -> bool:
     return cls.__init__ is NKIObject.__init__ or ("__dataclass_fields__" in vars(cls) and cls.__init__.__code__.co_filename == "<string>")
 
 
-def _assigned(cls: type) -> dict[str, Any]:
+def _assigned(cls: type, annotated: list[str]) -> dict[str, Any]:
     """What the bodies of a class and its bases assign to fields, annotated or not; a default_factory is called."""
+    methods = (staticmethod, classmethod, property)
     values: dict[str, Any] = {}
     for base in reversed(cls.__mro__[: cls.__mro__.index(NKIObject)]):
         for name, value in vars(base).items():
-            if not (name.startswith("__") or callable(value) or isinstance(value, (staticmethod, classmethod, property))):
+            if name in annotated or not (name.startswith("__") or callable(value) or isinstance(value, methods)):
                 values[name] = value
         for name, declared in vars(base).get("__dataclass_fields__", {}).items():
             if declared.default_factory is not MISSING:
