@@ -73,3 +73,9 @@ def test_the_summary_says_what_became_of_the_cases():
     text = nki_conformance.summary(rows)
     assert "5 cases: 2 agree with a reference (1 after a repair" in text
     assert "1 run without one, 1 refused as they should be, 1 fail" in text
+
+
+def test_a_table_that_goes_to_a_file_is_not_folded(capsys):
+    row = {"repository": "r", "kernel": "kernel[a long name, of] " + "x" * 20, "target": "trn2", "instructions": 1, "seconds": 0.1}
+    nki_conformance.show([row | {"outcome": "agrees " + "y" * 30, "passed": True, "changed": False}])
+    assert any(row["kernel"] in line and "y" * 30 in line for line in capsys.readouterr().out.splitlines())
