@@ -176,9 +176,7 @@ class Exact:
         )
 
 
-def judge(
-    k: Tensor, y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None, spread: Tensor | None = None
-) -> Verdict:
+def judge(k: Tensor, y: Tensor, o: Tensor, *, longest: int, how: Comparison | None = None, spread: Tensor | None = None) -> Verdict:
     """Accept or refuse the kernel's output `k`.
 
     longest: the number of terms of the operator's longest reduction, at least 1.
@@ -295,15 +293,13 @@ class Pool:
         sums.reference += float(((reference - o)[relative] / unit).pow(2).sum())
         sums.compared += int(normal.sum())
         reach = (rounded - o).abs() + (2 * spread if spread is not None else 0.0)
-        sums.kernel_off += int(((kernel != rounded) & ((kernel - o).abs() > reach))[normal].sum())
-        sums.reference_off += int(((reference != rounded) & ((reference - o).abs() > reach))[normal].sum())
+        sums.kernel_off += int(((kernel - o).abs() > reach)[normal].sum())
+        sums.reference_off += int(((reference - o).abs() > reach)[normal].sum())
 
     def verdict(self) -> Verdict | None:
         """None below SMALLEST_POOL elements of every dtype; else the first refusal, or acceptance."""
         verdicts = [_pooled(d, sums) for d, sums in self._sums.items() if sums.elements >= SMALLEST_POOL]
-        if not verdicts:
-            return None
-        return max(verdicts, key=lambda v: (not v.accepted, v.error_ratio))
+        return max(verdicts, key=lambda v: (not v.accepted, v.error_ratio), default=None)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -23,7 +23,7 @@ from kdk_bench.mutation.workers import Work, run
 @click.argument("ops", nargs=-1)
 @click.option("--direction", multiple=True, type=click.Choice(["forward", "backward"]))
 @click.option("--language", multiple=True, help="triton, pallas or nki")
-@click.option("--count", default=24, show_default=True, help="mutants per operator, direction and language that must count")
+@click.option("--count", default=20, show_default=True, help="mutants per operator, direction and language that must count")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--jobs", default=2, show_default=True)
 @click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -200,22 +201,15 @@ class _Cases:
 
 
 def run_original(unit: Unit, shares: bool, seed: int) -> Trial:
-    """All cases of the unchanged kernel, which pass. shares: others run its code too, so say which lines it runs itself.
+    """All cases of the unchanged kernel in one dtype, which pass. shares: others run its code too, so say which lines it runs itself.
 
-    Tracing slows a kernel's simulator by several times: the cases of one dtype have to do.
+    Tracing slows a kernel's simulator by several times: the other dtype's cases, which `kdk check` runs as well, are left out.
     """
     lines: set[Line] = set()
-    seconds = 0.0
-    for dtype in DTYPES:
-        order = [step for step in steps(unit) if step[0] == dtype]
-        if not order:
-            continue
-        with traced(lines) if shares and dtype == DTYPES[0] else contextlib.nullcontext():
-            trial = run_mutant(unit, *original(unit), order, seed)
-        seconds += trial.seconds
-        if trial.kill:
-            return trial
-    return Trial("", seconds=seconds, lines=frozenset(lines))
+    order = steps(unit)
+    with traced(lines) if shares else contextlib.nullcontext():
+        trial = run_mutant(unit, *original(unit), [step for step in order if step[0] == order[0][0]], seed)
+    return dataclasses.replace(trial, lines=frozenset() if trial.kill else frozenset(lines))
 
 
 def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int) -> Trial:
