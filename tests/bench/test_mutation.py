@@ -174,6 +174,19 @@ def test_code_that_only_another_operator_runs_is_left_to_it() -> None:
     assert [m.before for m in own.mutants] == ["own", "both", "nobody's"]
 
 
+def test_a_fault_in_shared_code_is_found_when_any_of_its_users_fails() -> None:
+    users = Unit("add_rms_norm", "forward", "nki"), Unit("rms_norm", "forward", "nki")
+    own, other = Work(users[0], [], 2, Trial("")), Work(users[1], [], 0, Trial(""))
+    own.sharing = [other]
+    shared, alone = "kdk_kernels.rms_norm.nki", "kdk_kernels.add_rms_norm.nki"
+    own.mutants = [Mutant(users[0], "constant", module, "f", 1, module, "", 0, "") for module in (shared, alone)]
+    assert not own.done(Trial("")) and own.next()[1] == users[1]
+    assert own.done(Trial("numerics", ("float32", "plain")))
+    assert own.trials[0][1].by == str(users[1]) and other.kills.total() == 1 and own.kills.total() == 0
+    assert own.next()[1] == users[0]
+    assert own.done(Trial("")) and not own.trials[1][1].kill
+
+
 def test_the_lines_that_run_are_known() -> None:
     baseline = run_original(UNIT, True, 0)
     assert baseline.kill == ""

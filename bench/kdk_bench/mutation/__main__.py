@@ -14,8 +14,7 @@ from kdk_bench.mutation.explained import EXPLAINED
 from kdk_bench.mutation.kept import Kept
 from kdk_bench.mutation.mutants import all_mutants, sample
 from kdk_bench.mutation.report import is_right, problems, show
-from kdk_bench.mutation.trial import Trial
-from kdk_bench.mutation.units import sharing, units
+from kdk_bench.mutation.units import files, sharing, units
 from kdk_bench.mutation.workers import Work, run
 
 
@@ -55,15 +54,17 @@ def main(
         candidates |= {m.key for m in mutants}
         works.append(Work(unit, sample(mutants, seed), count))
     others = [Work(unit, [], 0) for unit in sharing(chosen)]
+    for work in works:
+        work.sharing = [other for other in (*works, *others) if other is not work and files(other.unit) & files(work.unit)]
     kept = Kept(directory, seed)
     for work in [*works, *others]:
         kept.restore(work)
     if done := sum(len(work.trials) for work in works):
         console.print(f"{done} mutants ran before: {directory}", highlight=False)
 
-    def progress(work: Work, trial: Trial) -> None:
+    def progress(work: Work, settled: bool) -> None:
         kept.save(work)
-        if not trial.kill and work.trials and (mutant := work.trials[-1][0]).key not in EXPLAINED:
+        if settled and not work.trials[-1][1].kill and (mutant := work.trials[-1][0]).key not in EXPLAINED:
             console.print(f"survived: {mutant}", markup=False, highlight=False, soft_wrap=True)
         if work.trials and work.finished():
             killed = sum(t.kill not in ("", "stillborn") for _, t in work.trials)
@@ -84,7 +85,7 @@ def main(
 def _write(path: Path, works: list[Work]) -> None:
     rows = [
         {"key": m.key, "class": m.kind, "line": m.line, "kill": t.kill, "step": t.step, "reason": t.reason}
-        | {"cause": t.cause, "right": is_right(m, t.cause), "details": t.details, "seconds": round(t.seconds, 2)}
+        | {"cause": t.cause, "right": is_right(m, t.cause), "details": t.details, "seconds": round(t.seconds, 2), "by": t.by}
         for work in works
         for m, t in work.trials
     ]

@@ -62,6 +62,7 @@ class Trial:
     details: str = ""
     seconds: float = 0.0  # of processor time
     lines: frozenset[Line] = frozenset()  # that ran, where that was asked
+    by: str = ""  # the other unit whose cases killed it, where its own did not
 
 
 def steps(unit: Unit) -> list[Step]:

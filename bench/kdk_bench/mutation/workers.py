@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import time
@@ -13,8 +14,9 @@ from typing import Any
 
 from kdk_bench.mutation.mutants import Mutant
 from kdk_bench.mutation.trial import Step, Trial, run_mutant, run_original, steps, uncounted
-from kdk_bench.mutation.units import Unit, sharing
+from kdk_bench.mutation.units import Unit, files, sharing
 
+KILLS = ("numerics", "sanitizer", "crash")
 LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
 SLOWER = 5  # times as long as the unchanged kernel, and a mutant counts as hanging
 WAITING = 30  # times as long on the clock, for a mutant that hangs without computing
@@ -30,6 +32,12 @@ class Work:
     baseline: Trial | None = None
     trials: list[tuple[Mutant, Trial]] = field(default_factory=list)
     kills: Counter[Step] = field(default_factory=Counter)
+    sharing: list[Work] = field(default_factory=list)  # of the other units that run a file of this one
+    asked: int = 0  # how many of them the first mutant has survived, itself included
+
+    def judges(self) -> list[Work]:
+        """Whose cases may kill the first mutant: a fault in shared code is found when any of its users' checks fails."""
+        return [self, *(other for other in self.sharing if self.mutants[0].module in files(other.unit))]
 
     def order(self) -> list[Step]:
         """The cases that killed most come first: a mutant mostly dies at the first one. Of a single element last, as in
@@ -48,22 +56,36 @@ class Work:
         """A function and its arguments, before the seed."""
         if self.baseline is None:
             return run_original, self.unit, bool(sharing([self.unit]))
-        return run_mutant, self.unit, self.mutants[0].module, self.mutants[0].source, self.order()
+        judge = self.judges()[self.asked]
+        return run_mutant, judge.unit, self.mutants[0].module, self.mutants[0].source, judge.order()
 
     def limit(self) -> float:
         """Seconds of processor time for the next mutant."""
-        return 600.0 if self.baseline is None else max(LEAST_LIMIT, SLOWER * self.baseline.seconds)
+        if self.baseline is None:
+            return 600.0
+        baseline = self.judges()[self.asked].baseline
+        return max(LEAST_LIMIT, SLOWER * (baseline.seconds if baseline is not None else 0.0))
 
-    def done(self, trial: Trial) -> None:
+    def done(self, trial: Trial) -> bool:
+        """Take what a worker answers. Whether that settles a mutant."""
         if self.baseline is None:
             self.baseline = trial
-            return
-        self.trials.append((self.mutants.pop(0), trial))
-        self.count(trial)
+            return False
+        judges = self.judges()
+        killed = trial.kill in KILLS
+        if (trial.kill == "stillborn" and self.asked == 0) or killed or self.asked + 1 == len(judges):
+            by = str(judges[self.asked].unit) if killed and self.asked else ""
+            settled = dataclasses.replace(trial, by=by) if killed or self.asked == 0 else Trial("", seconds=trial.seconds)
+            self.trials.append((self.mutants.pop(0), settled))
+            judges[self.asked].count(trial)
+            self.asked = 0
+            return True
+        self.asked += 1
+        return False
 
     def count(self, trial: Trial) -> None:
         """Which case killed: `order` has it earlier from now on."""
-        if trial.kill in ("numerics", "sanitizer", "crash") and trial.step is not None:
+        if trial.kill in KILLS and trial.step is not None:
             self.kills[trial.step] += 1
 
 
@@ -104,7 +126,7 @@ class _Worker:
         self.connection.close()
 
 
-def run(works: list[Work], jobs: int, seed: int, progress: Callable[[Work, Trial], None]) -> None:
+def run(works: list[Work], jobs: int, seed: int, progress: Callable[[Work, bool], None]) -> None:
     """Fill in the trials of every unit. The mutants of a unit run in turn, so the outcome is the same for any number of jobs."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # read when a worker imports its libraries
         os.environ.setdefault(variable, "1")
@@ -129,7 +151,7 @@ def _share_out(works: list[Work]) -> None:
 
 
 def _run_until(
-    done: Callable[[Work], bool], works: list[Work], workers: list[_Worker], seed: int, progress: Callable[[Work, Trial], None]
+    done: Callable[[Work], bool], works: list[Work], workers: list[_Worker], seed: int, progress: Callable[[Work, bool], None]
 ) -> None:
     waiting = [work for work in works if not done(work)]
     for worker in workers:
@@ -139,8 +161,7 @@ def _run_until(
         for worker, trial in _answers(workers):
             work = worker.work
             assert work is not None
-            work.done(trial)
-            progress(work, trial)
+            progress(work, work.done(trial))
             if not worker.process.is_alive() or trial.reason.startswith("no answer"):
                 worker.end()
                 workers[workers.index(worker)] = worker = _Worker(seed)
