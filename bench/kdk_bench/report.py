@@ -130,4 +130,4 @@ def github_lines(results: Iterable[Result]) -> list[str]:
 
 def console(*, to_stderr: bool) -> Console:
     """Tables go to standard output, unless that is taken by JSON."""
-    return Console(file=sys.stderr if to_stderr else sys.stdout)
+    return Console(file=sys.stderr if to_stderr else sys.stdout, emoji=False)  # "module:ok" is no emoji

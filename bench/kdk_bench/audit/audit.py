@@ -107,6 +107,17 @@ def compare(new: dict[str, Any], old: Mapping[str, Any]) -> list[str]:
     return sorted(before - now)
 
 
+def in_bytes(number: float) -> str:
+    """Two digits with a unit."""
+    unit = next((unit for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if number >= size), "B")
+    return f"{two_digits(number / {'GB': 1e9, 'MB': 1e6, 'kB': 1e3, 'B': 1}[unit])} {unit}"
+
+
+def two_digits(number: float) -> str:
+    """ "320" and "0.012"; no exponent in front of a unit."""
+    return f"{float(f'{number:.2g}'):g}"
+
+
 def verdict(report: Mapping[str, Any], platform: Mapping[str, Any]) -> str:
     """One platform's line: operators / code lines / libraries / compilations / memory."""
     name = platform["name"]
@@ -123,5 +134,5 @@ def verdict(report: Mapping[str, Any], platform: Mapping[str, Any]) -> str:
     shapes = [f["calls_per_step"] for f in mine if f["kind"] == "shapes"]
     compilations = f"{shapes[0]} compilation{'s' * (shapes[0] != 1)}" if shapes else "no shape limits"
     total = report["capture"]["memory"]["total"]
-    memory = f"{total / 1e9:.2g} of {platform['hbm'] / 1e9:.0f} GB"
+    memory = f"{in_bytes(total)} of {platform['hbm'] / 1e9:.0f} GB"
     return f"{operators} / {code} code line{'s' * (code != 1)} / {libraries} libraries / {compilations} / {memory}"

@@ -44,12 +44,14 @@ class Node:
 
 @dataclass
 class Graph:
-    """nodes: value -> the node that makes it. source: value of a transparent call -> the value it was made of."""
+    """nodes: value -> the node that makes it. source: value of a transparent call -> the value it was made of. shapes: of the values
+    that calls read."""
 
     nodes: dict[int, Node] = field(default_factory=dict)
     source: dict[int, int] = field(default_factory=dict)
     made_by: dict[int, Call] = field(default_factory=dict)
     by_op: dict[str, list[int]] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def root(self, value: int) -> int:
         """The value behind views, casts and copies."""
@@ -77,6 +79,7 @@ def build(calls: Iterable[Call]) -> Graph:
         for value in call.outputs:
             graph.made_by[value] = call
         inputs = list(call.inputs())
+        graph.shapes.update((value, meta.shape) for value, meta in zip(inputs, call.metas))
         # A value that is written in place is a new one with the same tensor.
         if call.op in TRANSPARENT and inputs:
             for value in call.outputs:
@@ -147,8 +150,10 @@ def _canonical(graph: Graph, node: Node, call: Call) -> Node:
         return Node("add", (left, _inner(graph, call, Node("neg", (right,), calls))), calls)
     if op == "mul" and len(children) == 2:
         return _product(graph, children, calls)
-    if op in ("mean", "sum", "amax", "amin", "_softmax", "_log_softmax", "argmax", "cumsum", "sort", "topk", "gelu", "silu", "sigmoid"):
+    if op in ("mean", "sum", "amax", "amin", "_softmax", "_log_softmax", "argmax", "cumsum", "sort", "gelu", "silu", "sigmoid"):
         children = children[:1]
+    if op == "topk":
+        children = children[:2]
     return Node(op, children, calls)
 
 

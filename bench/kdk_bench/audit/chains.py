@@ -30,7 +30,8 @@ class Chain:
     """A formula: its reference, its spellings with the scalar arguments with which the reference equals each, and the shapes of
     its tensors in letters. outputs: how many results of the reference a model sees. integers: tensor -> the letter that it points
     into. bounded: letters that are at most another's. optional: tensors that a spelling may do without. sized: letter -> the int
-    argument that is its size. part: of an operator's formula the part that models share, where its scalars are tensors."""
+    argument that is its size. part: of an operator's formula the part that models share, where its scalars are tensors. choice: its
+    result is a choice."""
 
     name: str
     reference: Callable[..., Any]
@@ -44,6 +45,7 @@ class Chain:
     optional: tuple[str, ...] = ()
     sized: Mapping[str, str] = field(default_factory=dict)
     part: bool = False
+    choice: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -52,6 +54,11 @@ class Chain:
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.reference).parameters
+
+    def in_any_order(self, output: int) -> bool:
+        """Whether a result lists some of many that were chosen: torch.topk(sorted=False) gives them as they come."""
+        words = [text for name, text in self.shapes.items() if name not in self.parameters][output].split()
+        return self.choice and bool(words) and words[-1] in self.bounded
 
     def values(self, given: Mapping[str, Any]) -> list[Any]:
         """All arguments in order: those given, else their defaults, else None."""
@@ -105,7 +112,7 @@ def _of(op: Op) -> Chain | None:
     shapes = op.shapes if op.public is None else {name: text for name, text in op.shapes.items() if name in op.tensors}
     return Chain(
         op.name, _called(op), tuple(spellings), shapes, len(op.outputs), sizes, scalars, integers=op.indexes, bounded=bounded,
-        optional=op.optional, sized=sized,
+        optional=op.optional, sized=sized, choice=op.choice is not None,
     )  # fmt: skip
 
 
@@ -195,9 +202,9 @@ def _trace(chain: Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any
         elif isinstance(chain.scalars.get(name), float):
             mark = MARKS[len(marks)]
             marks[mark], values[name] = name, mark
-        elif type(chain.scalars.get(name)) is int:
+        elif type(number := scalars.get(name, chain.scalars.get(name))) is int:
             # No number is free to be a mark here: it has to be a size that nothing else has.
-            marks[float(chain.scalars[name])], values[name] = name, chain.scalars[name]
+            marks[float(number)], values[name] = name, number
         elif name in chain.scalars:
             values[name] = scalars.get(name, chain.scalars[name])
         else:

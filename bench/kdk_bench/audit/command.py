@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +63,8 @@ def targets_of(given: tuple[str, ...]) -> list[str]:
 
 
 KEYS = {"kdk.audit/1": ("findings", "ops", "capture"), "kdk.probe/1": ("platform", "device", "versions", "date", "ops")}
-"""What a report of a schema has, so that a damaged one is no surprise later."""
+ROWS = {"kdk.audit/1": ("findings", {"id", "kind", "program"}), "kdk.probe/1": ("ops", {"op", "tensors", "outcome"})}
+"""What a report of a schema and its rows have, so that a damaged one is no surprise later."""
 
 
 def read(file: str, schema: str) -> dict[str, Any]:
@@ -68,11 +72,15 @@ def read(file: str, schema: str) -> dict[str, Any]:
     try:
         report = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError("KDK-REPORT", f"{file} could not be read as JSON", value=str(error)) from None
+        way_out = f"a file that kdk wrote, of schema {schema}"
+        raise UsageError("KDK-REPORT", f"{file} could not be read as JSON", value=str(error), way_out=way_out) from None
     if not isinstance(report, dict) or report.get("schema") != schema:
         got = report.get("schema") if isinstance(report, dict) else type(report).__name__
         raise UsageError("KDK-REPORT", f"{file} is not a report of this kind", value=got, limit=schema, way_out="write it again")
     missing = [key for key in KEYS[schema] if key not in report]
+    rows, needed = ROWS[schema]
+    if not missing and not all(isinstance(row, dict) and needed <= set(row) for row in report[rows]):
+        missing = [f"{' or '.join(sorted(needed))} in one of its {rows}"]
     if missing:
         raise UsageError("KDK-REPORT", f"{file} is damaged", value=f"no {', '.join(missing)}", limit=schema, way_out="write it again")
     return report
@@ -96,8 +104,10 @@ def audit(
     measured = [read(file, "kdk.probe/1") for file in evidence_files]
     load(directory)
     platforms_wanted = {platform_of(n) for n in names}
+    _on_a_target(evidence_files, measured, platforms_wanted)
     live = {n: support.LiveLookUp(support.descriptions()[n]["plugin"]) for n in platforms_wanted}
-    capture = _capture(model, arguments, script, steps, hf, train, dtype)
+    with _printing_elsewhere(json_file == "-"):
+        capture = _capture(model, arguments, script, steps, hf, train, dtype)
     imported = {}
     if table_file:
         from kdk_bench.audit.import_table import read_markdown
@@ -105,6 +115,8 @@ def audit(
         imported["neuron"] = read_markdown(table_file)
     platforms = support.platforms(names, live, imported, measured)
     result = assembling.report(capture, platforms, script or hf or model or "")
+    for file, report in zip(evidence_files, measured):
+        result["capture"]["notes"].append(support.measured_in(result, report, file))
     gone = assembling.compare(result, old) if old else []
     console = output.console(to_stderr=json_file == "-")
     if explain:
@@ -128,6 +140,23 @@ def audit(
     return gate.exit_code(result, gates, old is not None)
 
 
+def _on_a_target(files: tuple[str, ...], measured: list[dict[str, Any]], platforms: set[str]) -> None:
+    """What was measured elsewhere says nothing here, and is not left out in silence."""
+    for file, report in zip(files, measured):
+        if report["platform"] not in platforms:
+            limit, way_out = f"a report of {', '.join(sorted(platforms))}", "--target with its platform"
+            raise UsageError(
+                "AUDIT-EVIDENCE", f"{file} was measured on another platform", value=report["platform"], limit=limit, way_out=way_out
+            )
+
+
+@contextlib.contextmanager
+def _printing_elsewhere(taken: bool) -> Iterator[None]:
+    """What somebody's program prints goes to standard error where standard output is the report's."""
+    with contextlib.redirect_stdout(sys.stderr) if taken else contextlib.nullcontext():
+        yield
+
+
 def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: int, hf: str | None, train: bool, dtype: str) -> Any:
     from kdk_bench.audit import running
 
@@ -136,6 +165,9 @@ def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: 
     if sum(map(bool, (script, hf, model and not script))) != 1:
         limit = "exactly one of MODEL, --script FILE, --hf CONFIG"
         raise UsageError("AUDIT-MODEL", "what is audited", value=model or script or hf or "nothing", limit=limit)
+    if arguments and not script:
+        way_out = "the arguments of a script go behind --script FILE --; a factory takes none"
+        raise UsageError("AUDIT-MODEL", "more than one MODEL", value=" ".join((model, *arguments)), limit="one", way_out=way_out)
     if script:
         from kdk_bench.audit.scripts import run_script
 

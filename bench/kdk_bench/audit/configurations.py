@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kdk.errors import UsageError
 from kdk_bench.audit import counting
 from kdk_bench.audit.recorder import Session
-from kdk_bench.audit.running import DTYPES, attempt, run, total
+from kdk_bench.audit.running import DTYPES, attempt, run, said, total
 from kdk_bench.audit.trace import Capture
 
 TOKENS = 16
@@ -63,16 +63,15 @@ def run_config(file: str, train: bool, dtype: str) -> Capture:
     try:
         real = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError("AUDIT-HF", f"{file} could not be read as JSON", value=str(error)) from None
+        raise UsageError("AUDIT-HF", f"{file} could not be read as JSON", value=str(error), way_out="the config.json of a model") from None
     if not isinstance(real, dict) or "model_type" not in real:
-        raise UsageError("AUDIT-HF", f"{file} is no configuration of transformers", limit="it names its model_type")
+        limit = "it names its model_type"
+        raise UsageError("AUDIT-HF", f"{file} is no configuration of transformers", limit=limit, way_out="the config.json of a model")
     try:
         small = build(shrink(real))
     except Exception as error:  # a library's constructor may raise anything
         way_out = "write a factory that makes it small, and audit that"
-        raise UsageError(
-            "AUDIT-HF", f"{file} could not be built small", value=f"{type(error).__name__}: {error}", way_out=way_out
-        ) from None
+        raise UsageError("AUDIT-HF", f"{file} could not be built small", value=said(error), way_out=way_out) from None
     inputs = example(small, TOKENS, train)
     capture = run(lambda: (small, (), inputs), train, dtype).capture
     capture.how = "configuration, built small; costs at the real widths and layers, on tensors without data"

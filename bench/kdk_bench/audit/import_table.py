@@ -47,7 +47,7 @@ def read_markdown(file: str) -> dict[str, Any]:
     try:
         text = Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("AUDIT-TABLE", f"{file} could not be read", value=str(error)) from None
+        raise UsageError("AUDIT-TABLE", f"{file} could not be read", value=str(error), way_out="a Markdown file of the vendor's") from None
     listed: dict[str, Any] = {kind: [] for kind in ("native", "families", "explicit", "composite", "refused")}
     ops: dict[str, Any] = {**listed, "structured": {}, "host": {}, "conditional": {}}
     number = 0

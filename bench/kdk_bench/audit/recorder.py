@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kdk_bench.audit import counting, expanding
-from kdk_bench.audit.places import Places
+from kdk_bench.audit import blind, counting, expanding
+from kdk_bench.audit.listening import SLOW
+from kdk_bench.audit.places import Places, package, short
 from kdk_bench.audit.trace import Call, Capture, Ref, Step
 
 KEEP = 2 << 30  # bytes of the first step's tensors that are kept, to confirm findings on them
@@ -33,6 +34,7 @@ class Recorder(TorchDispatchMode):
         self.keep = False
         self.kept = 0
         self.optimising = False
+        self.unwritten = blind.Unwritten()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -87,6 +89,9 @@ class Recorder(TorchDispatchMode):
         metas = tuple(counting.meta(t) for t in inputs)
         numbers = tuple(self.number(t, new=id(t) in changed) for t in outputs)
         module, line, backward = self.places.here()
+        unwritten = self.unwritten.see(func, args, kwargs, inputs, outputs, line)
+        if unwritten is not None:
+            self.capture.event(blind.UNWRITTEN, *unwritten)
         view = counting.is_view(func)
         phase = "optimiser" if self.optimising else "backward" if backward else "forward"
         self.step.calls.append(
@@ -154,6 +159,7 @@ class Session:
         self.functions = Functions()
         self.stepped: Callable[[Any], None] | None = None
         self.recorder = Recorder(self.capture, self.places, self.functions)
+        self.unwatch: Callable[[], None] = lambda: None
 
     @contextmanager
     def running(self) -> Iterator[Session]:
@@ -162,8 +168,12 @@ class Session:
             stack.enter_context(self._optimisers())
             stack.enter_context(self.functions)
             stack.enter_context(self.recorder)
+            stack.callback(lambda: self.unwatch())
             yield self
         self.capture.modules = self.places.classes
+        for code, count in self.places.slow.items():
+            self.capture.event(SLOW, f"{code.co_name} of {package(code)}", f"{short(code.co_filename)}:{code.co_firstlineno}", count)
+        self.places.slow.clear()
 
     @contextmanager
     def _optimisers(self) -> Iterator[None]:
@@ -199,6 +209,8 @@ class Session:
         self.recorder.live = None if keep else counting.Live(already)
         for tensor in tensors:
             self.recorder.number(tensor)
+        if self.functions.redirect is not None:  # somebody's program, and not a formula that is looked for
+            self.unwatch = blind.watch(lambda text, kind: self.capture.event(kind, text, self.places.line()))
         step.seconds = -time.perf_counter()
         return step
 
@@ -208,6 +220,7 @@ class Session:
         if step is None:
             return
         step.seconds += time.perf_counter()
+        self.unwatch()
         if live is not None:
             live.sweep()
             step.live_peak = live.peak

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from kdk_bench.audit.blind import LEAVES, LEFT, launches
 from kdk_bench.audit.listening import SLOW, listening
 from kdk_bench.audit.places import TORCH
 from kdk_bench.audit.recorder import Session
 
 DEVICE = "a request for cuda"
-RAW = "a raw kernel launch"
 
 
 def is_cuda(value: Any) -> bool:
@@ -41,11 +41,18 @@ class Redirect:
         if name == "cuda" and args and isinstance(args[0], torch.Tensor):
             self.note(".cuda()")
             return (lambda tensor: tensor), args[:1], {}
+        if name in LEAVES and self._by_the_model(name):
+            self.note(LEAVES[name], LEFT)
         flat = [*args, *kwargs.values()]
         if any(is_cuda(v) for v in flat):
             self.note(f'{name}(... "cuda")')
             args, kwargs = tree_map(self._cpu, (args, kwargs))
         return func, args, kwargs
+
+    def _by_the_model(self, name: str) -> bool:
+        """Within a step, and not by torch for itself; numpy asks through torch's own method."""
+        outside = name == "__array__" or not sys._getframe(3).f_code.co_filename.startswith(TORCH)
+        return outside and self.session.recorder.step is not None
 
     def _cpu(self, value: Any) -> Any:
         return torch.device("cpu") if is_cuda(value) else value
@@ -58,7 +65,7 @@ class Redirect:
             for target, name, replacement in self._replacements():
                 if hasattr(target, name):
                     stack.enter_context(mock.patch.object(target, name, replacement))
-            stack.enter_context(self._triton())
+            stack.enter_context(launches(self.note))
             stack.enter_context(listening(lambda text: self.note(text, SLOW)))
             yield
         self.session.functions.redirect = None
@@ -157,21 +164,3 @@ class Redirect:
             return original(backend, *args, **kwargs)
 
         return init
-
-    @contextlib.contextmanager
-    def _triton(self) -> Iterator[None]:
-        """A raw Triton launch goes past the dispatcher: it is named, and cannot run here."""
-        try:
-            from triton.runtime.jit import JITFunction
-        except ImportError:
-            yield
-            return
-
-        original = JITFunction.run
-
-        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            self.note(f"Triton kernel {getattr(kernel, '__name__', '')}", RAW)
-            return original(kernel, *args, **kwargs)
-
-        with mock.patch.object(JITFunction, "run", run):
-            yield

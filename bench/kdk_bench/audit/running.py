@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 import io
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from kdk.errors import KdkError, UsageError
 from kdk_bench.audit import counting
-from kdk_bench.audit.places import short
+from kdk_bench.audit.places import TORCH, short
 from kdk_bench.audit.recorder import Session
 from kdk_bench.audit.redirecting import Redirect
 from kdk_bench.audit.trace import Capture
@@ -59,12 +60,17 @@ def from_factory(text: str) -> tuple[Callable[[], Any], list[str]]:
     return factory, [inspect.getsourcefile(loaded) or ""]
 
 
+LONGEST = 300  # characters of somebody's message: libraries list all that they know
+
+
 def said(error: BaseException) -> str:
-    """An error in a line: its type, its first line, and where it was raised."""
+    """An error in a line: its type, its first line, and where it was raised, outside torch if it came from there."""
     hidden = (str(Path(__file__).parent), "<")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(hidden)]
-    text = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[0]}" + (f" ({short(frames[-1].filename)}:{frames[-1].lineno})" if frames else "")
+    frames = [f for f in frames if not f.filename.startswith(TORCH)] or frames
+    text = next(iter(str(error).strip().splitlines()), "")
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    return f"{type(error).__name__}: {text}" + (f" ({short(frames[-1].filename)}:{frames[-1].lineno})" if frames else "")
 
 
 def workloads(made: Any) -> Iterator[Workload]:
@@ -133,7 +139,9 @@ def run(factory: Callable[[], Any], train: bool, dtype: str = "") -> Session:
         if not session.capture.error and not any(step.calls for step in session.capture.steps):
             session.capture.error = "the model called no operator"
         if not session.capture.error:
+            events = copy.deepcopy(session.capture.events)
             session.capture.graph_breaks = graph_break(work, session.capture)
+            session.capture.events = events  # what tracing asks for is no part of the run
     return session
 
 
@@ -172,7 +180,7 @@ def attempt(session: Session, function: Callable[[], Any]) -> bool:
         function()
     except KdkError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         session.capture.error = said(error)
         session.end()
         return False
@@ -217,7 +225,8 @@ def _somebodys_factory() -> Iterator[None]:
 def _run(session: Session, work: Workload, train: bool) -> None:
     model = work.model.train(train)
     parameters = list(model.parameters())
-    optimiser = torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-6) if train and parameters else None
+    trained = [p for p in parameters if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=1e-6) if train and trained else None
     if not session.places.roots or session.places.roots[-1] is not model:
         session.places.name(model)
     first = not session.capture.steps

@@ -28,7 +28,7 @@ class _Enough(BaseException):
 def run_script(file: str, arguments: Sequence[str], steps: int) -> Capture:
     """The capture of a script's first steps; of all it did when it never calls an optimiser."""
     if not Path(file).is_file():
-        raise UsageError("AUDIT-SCRIPT", "no such script", value=file)
+        raise UsageError("AUDIT-SCRIPT", "no such script", value=file, way_out="the path of a Python file")
     if steps < 1:
         raise UsageError("AUDIT-STEPS", "--steps", value=steps, limit="at least 1")
     session = Session(f"script, {steps} steps")
@@ -57,7 +57,7 @@ def _run(file: str) -> None:
         pass
     except SystemExit as ended:
         if ended.code not in (None, 0):
-            raise RuntimeError(f"the script exits with {ended.code}") from None
+            raise
 
 
 @contextlib.contextmanager

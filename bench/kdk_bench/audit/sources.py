@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kdk_bench.audit.blind import EXTENSION, RAW, UNWRITTEN
 from kdk_bench.audit.findings import OPEN, Finding, identity
 from kdk_bench.audit.places import short
-from kdk_bench.audit.redirecting import DEVICE, RAW
+from kdk_bench.audit.redirecting import DEVICE
 from kdk_bench.audit.support import Platform
 from kdk_bench.audit.trace import Capture
 
@@ -147,34 +147,27 @@ def of_libraries(capture: Capture, platforms: Sequence[Platform]) -> list[Findin
 
 def of_blind_spots(capture: Capture) -> list[Finding]:
     """What ran past the dispatcher, or stood in for a fast path without a word."""
-    found = []
+    source = {"kind": "measured", "source": "the eager run"}
+    found: dict[str, Finding] = {}
     for event in capture.events:
         if event.kind in (DEVICE, "note"):
             continue
-        filled = OPEN if event.kind == RAW else {}
-        found.append(
+        key = identity("blind", "", event.kind, event.text, event.line.rpartition(":")[0])
+        finding = found.setdefault(
+            key,
             Finding(
-                identity("blind", "", event.kind, event.text),
-                "blind",
-                "",
-                line=event.line,
-                calls_per_step=event.count,
-                says=f"{event.kind}: {event.text}",
-                filled_by=filled,
-                evidence={"kind": "measured", "source": "the eager run"},
-            )
-        )
-    outside = sorted({c.op for step in capture.steps for c in step.calls if not c.op.startswith(("aten::", "prim::", "profiler::"))})
-    for op in outside:
-        says = f"{op}: an operator outside aten, whose inside the audit does not see"
-        found.append(
-            Finding(identity("blind", "", op), "blind", "", op, says=says, evidence={"kind": "measured", "source": "the eager run"})
-        )
-    return found
-
-
-def extensions() -> list[str]:
-    """Compiled extensions of other packages that the process has loaded, by package."""
-    skip = ("torch", "numpy", "scipy", "PIL", "yaml", "pydantic_core", "regex", "tokenizers", "safetensors", "psutil")
-    names = {name.partition(".")[0] for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith(".so")}
-    return sorted(n for n in names if n not in skip and n in libraries())
+                key, "blind", "", line=event.line, says=f"{event.kind}: {event.text}",
+                filled_by=OPEN if event.kind in (RAW, EXTENSION, UNWRITTEN) else {}, evidence=source,
+            ),
+        )  # fmt: skip
+        finding.calls_per_step += -(-event.count // max(1, len(capture.steps)))
+    for step in capture.steps:
+        for call in step.calls:
+            if call.op.startswith(("aten::", "prim::", "profiler::")):
+                continue
+            key = identity("blind", "", call.op)
+            says = f"{call.op}: an operator outside aten, whose inside the audit does not see"
+            new = Finding(key, "blind", "", call.op, "", call.module, call.line, says=says, evidence=source)
+            finding = found.setdefault(key, new)
+            finding.calls_per_step += step is capture.steps[0]
+    return list(found.values())

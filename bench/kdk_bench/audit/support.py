@@ -237,3 +237,13 @@ def measurements(report: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]],
         key = (row["op"], tuple(row["tensors"]))
         found[key] = Support(status, condition, "measured", source, row.get("seconds"))
     return found
+
+
+def measured_in(result: Mapping[str, Any], report: Mapping[str, Any], file: str) -> str:
+    """How much of the model a probe's report speaks of, in words."""
+    keys = set(measurements(report))
+    groups = [(op["op"] if op["overload"] == "default" else f"{op['op']}.{op['overload']}", tuple(op["tensors"])) for op in result["ops"]]
+    number = sum(group in keys for group in groups)
+    if not number:
+        return f"{file} speaks of none of this model's operators with these dtypes and shapes: it is another model's, and says nothing here"
+    return f"{file}: {number} of {len(groups)} groups of calls are measured on {report['platform']}"

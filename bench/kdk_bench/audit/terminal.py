@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kdk_bench.audit.audit import verdict
+from kdk_bench.audit.audit import two_digits, verdict
 
 TOP = 10
 
@@ -42,16 +42,18 @@ def show(report: Mapping[str, Any], console: Console, gone: Sequence[str] = ()) 
 
 
 def _table(found: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="findings: blocking first, then time saved per step (modelled)", title_justify="left")
-    for column in ("id", "on", "what", "calls", "saves", "filled by"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("id", "on"))
+    table = Table(show_lines=True, title="findings: blocking first, then time saved per step (modelled)", title_justify="left")
+    for column in ("finding", "what, where, filled by", "calls, saves"):
+        table.add_column(column, overflow="fold", no_wrap=column == "finding")
     for group in grouped(found)[:TOP]:
         f = max(group, key=lambda g: g["cost"].get("now", 0.0) - g["cost"].get("after", 0.0))
         mark = "[red]" if f["blocking"] else ""
         what = f"{mark}{f['kind']}{'[/]' if mark else ''} {escape(f['op'] or f['pattern'])}: {escape(f['says'])}"
         where = " ".join(filter(None, (f["module"], f["line"])))
-        platforms = "\n".join(filter(None, (g["platform"] for g in group)))
-        table.add_row(f["id"], platforms, f"{what}\n[dim]{escape(where)}[/]", str(f["calls_per_step"] or ""), _saved(f), escape(_filled(f)))
+        platforms = ", ".join(filter(None, (g["platform"] for g in group))) or "everywhere"
+        figures = filter(None, (str(f["calls_per_step"] or ""), _saved(f)))
+        middle = filter(None, (what, f"[dim]{escape(where)}[/]" if where else "", f"[green]{escape(_filled(f))}[/]" if _filled(f) else ""))
+        table.add_row(f"{f['id']}\n[dim]{platforms}[/]", "\n".join(middle), "\n".join(figures))
     return table
 
 
@@ -74,8 +76,8 @@ def time(seconds: float) -> str:
     """Two digits with a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds * 1e6:.2g} us"
+            return f"{two_digits(seconds / size)} {unit}"
+    return f"{two_digits(seconds * 1e6)} us"
 
 
 def _filled(f: Mapping[str, Any]) -> str:

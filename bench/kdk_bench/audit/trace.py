@@ -118,12 +118,12 @@ class Capture:
     def graph(self) -> list[Call]:
         return self.steps[0].calls if self.steps else []
 
-    def event(self, kind: str, text: str, line: str) -> None:
+    def event(self, kind: str, text: str, line: str, count: int = 1) -> None:
         for old in self.events:
             if (old.kind, old.text, old.line) == (kind, text, line):
-                old.count += 1
+                old.count += count
                 return
-        self.events.append(Event(kind, text, line))
+        self.events.append(Event(kind, text, line, count))
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """Plain-torch spellings that router_topk replaces. Each takes (logits, k, bias), returns (weights, indices) and equals the
-reference in float64 with the given scalar arguments (without the bias where it takes none)."""
+reference in float64 with the given scalar arguments (without the bias where it takes none), which are its defaults."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,23 +32,23 @@ def not_normalised(logits: Tensor, k: int, bias: Tensor) -> tuple[Tensor, Tensor
     return weights, indices
 
 
-def deepseek_v3(logits: Tensor, k: int, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's gate, here with 4 groups of which 2 are taken."""
+def deepseek_v3(logits: Tensor, k: int, bias: Tensor, groups: int = 4, top_groups: int = 3, scale: float = 2.5) -> tuple[Tensor, Tensor]:
+    """transformers' DeepSeek-V3 and those like it: only experts of the best groups."""
     scores = logits.sigmoid()
     biased = scores + bias
-    of_groups = biased.unflatten(-1, (4, -1)).topk(2, dim=-1)[0].sum(-1)
-    taken = torch.zeros_like(of_groups).scatter_(-1, of_groups.topk(2, dim=-1)[1], 1.0)
-    taken = taken.repeat_interleave(logits.shape[-1] // 4, -1)
-    indices = torch.topk(biased.masked_fill(taken == 0, float("-inf")), k, dim=-1)[1]
+    of_groups = biased.unflatten(-1, (groups, -1)).topk(2, dim=-1)[0].sum(-1)
+    taken = torch.zeros_like(of_groups).scatter_(-1, of_groups.topk(top_groups, dim=-1)[1], 1)
+    taken = taken.unsqueeze(-1).expand(*taken.shape, logits.shape[-1] // groups).reshape(logits.shape)
+    indices = torch.topk(biased.masked_fill(~taken.bool(), float("-inf")), k, dim=-1)[1]
     weights = scores.gather(-1, indices)
-    return weights / (weights.sum(-1, keepdim=True) + TINY) * 2.5, indices
+    return weights / (weights.sum(-1, keepdim=True) + TINY) * scale, indices
 
 
 SPELLINGS: tuple[tuple[Callable[..., tuple[Tensor, Tensor]], Mapping[str, Any]], ...] = (
     (softmax_first, {}),
     (softmax_last, {}),
     (not_normalised, {"renormalize": False}),
-    (deepseek_v3, {"scoring": "sigmoid", "groups": 4, "top_groups": 2, "scale": 2.5}),
+    (deepseek_v3, {"scoring": "sigmoid", "groups": 4, "top_groups": 3, "scale": 2.5}),
 )
 """(function, the scalar arguments with which the operator equals it)."""
 
