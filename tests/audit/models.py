@@ -48,6 +48,11 @@ def median() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return Median(), (torch.randn(4, 8),), {}
 
 
+def ok() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A factory whose name between colons is an emoji's in rich."""
+    return nn.Linear(8, 8), (torch.randn(2, 8),), {}
+
+
 class OnCuda(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(x.shape, device="cuda")

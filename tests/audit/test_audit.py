@@ -127,9 +127,39 @@ def test_reports_of_another_schema_and_damaged_ones(
     option: str, schema: str, version: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
-    file.write_text(json.dumps({"schema": f"{schema}/{version}"}))
-    assert run(f"{MODELS}:median", option, str(file)) == cli.USAGE
-    assert said in capsys.readouterr().err
+    heads = dict.fromkeys(("capture", "platform", "device", "versions", "date"), "tpu")
+    for rows in ({}, {**heads, "findings": [{}], "ops": [{}]}):
+        file.write_text(json.dumps({"schema": f"{schema}/{version}", **rows}))
+        assert run(f"{MODELS}:median", option, str(file)) == cli.USAGE
+        assert said in capsys.readouterr().err
+
+
+def test_evidence_of_another_platform_is_refused_and_of_another_model_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "probe.json"
+    row = {"op": "aten::cos", "tensors": ["float32[3]"], "outcome": "native"}
+    for platform, code, said in (("cpu", cli.USAGE, "another platform: got cpu"), ("tpu", cli.DOES_NOT_HOLD, "another model's")):
+        head = {"schema": "kdk.probe/1", "platform": platform, "device": "d", "versions": "v", "date": "2026-01-01"}
+        file.write_text(json.dumps({**head, "ops": [row]}))
+        assert run(f"{MODELS}:median", "--target", "tpu", "--evidence", str(file)) == code
+        captured = capsys.readouterr()
+        assert said in (captured.out + captured.err).replace("\n", " ")
+
+
+def test_what_a_model_prints_does_not_get_into_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "ok.py"
+    script.write_text("import torch\nprint('hello')\nprint(torch.nn.Linear(2, 2)(torch.ones(2)))\n")
+    run("--script", str(script), "--target", "tpu", "--json", "-")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["model"].endswith("ok.py") and "hello" in captured.err
+    run("--script", str(script), "--target", "tpu")
+    assert "ok.py: script" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_name_between_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{MODELS}:ok", "--target", "tpu") == cli.HOLDS
+    assert f"{MODELS}:ok: eager run" in capsys.readouterr().out
 
 
 def test_lines_that_ask_for_cuda_are_found_where_they_stand(tmp_path: Path) -> None:
@@ -195,6 +225,23 @@ def no_tuple():
 
 def no_loss():
     return nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda out: 3
+
+class Exits(nn.Module):
+    def forward(self, x):
+        raise SystemExit("enough")
+
+def ends_the_process():
+    return Exits(), (torch.randn(2, 4),)
+
+def frozen():
+    return nn.Linear(4, 4).requires_grad_(False), (torch.randn(2, 4),)
+
+class Shapes(nn.Module):
+    def forward(self, x):
+        return x @ x
+
+def within_torch():
+    return Shapes(), (torch.randn(2, 4),)
 """
 
 
@@ -210,6 +257,9 @@ def no_loss():
         ("no_dictionary", cli.USAGE, "(Linear, tuple, int)"),
         ("no_tuple", cli.USAGE, "(Linear, Tensor)"),
         ("no_loss", cli.USAGE, "a tensor with a gradient"),
+        ("ends_the_process", cli.UNDETERMINED, "SystemExit: enough (broken.py:43)"),
+        ("frozen", cli.USAGE, "no output of the model has a gradient"),
+        ("within_torch", cli.UNDETERMINED, "(broken.py:53)"),
     ],
 )
 def test_broken_models_and_factories(
@@ -219,7 +269,7 @@ def test_broken_models_and_factories(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "broken", raising=False)
-    assert run(f"broken:{factory}", "--target", "tpu", *(["--train"] if factory == "no_loss" else [])) == code
+    assert run(f"broken:{factory}", "--target", "tpu", *(["--train"] if factory in ("no_loss", "frozen") else [])) == code
     captured = capsys.readouterr()
     assert said in captured.out + captured.err and "Traceback" not in captured.err
 
@@ -231,6 +281,15 @@ def test_broken_models_and_factories(
         (["no.such:thing"], "no such module"),
         ([f"{MODELS}:nothing"], "no such function"),
         ([f"{MODELS}:Median"], "what the factory returned"),
+        ([f"{MODELS}:median", "another"], "more than one MODEL"),
+        (["--hf", "no/such.json"], "the config.json of a model"),
+        (["--hf", "pyproject.toml"], "could not be read as JSON"),
+        (["--script", "no_such.py"], "the path of a Python file"),
+        ([f"{MODELS}:median", "--ops", "no/such/folder"], "no such folder"),
+        ([f"{MODELS}:median", "--import-table", "pyproject.toml"], "no table of operators"),
+        ([f"{MODELS}:median", "--import-table", "no_such.md"], "could not be read"),
+        ([f"{MODELS}:median", "--evidence", "no_such.json"], "of schema kdk.probe/1"),
+        ([f"{MODELS}:median", "--json", "no/such/folder/r.json"], "cannot be written"),
         ([f"{MODELS}:median", "--target", "gpu"], "unknown target"),
         ([f"{MODELS}:median", "--fail-on", "new"], "--baseline"),
         ([f"{MODELS}:median", "--fail-on", "everything"], "unknown gate"),

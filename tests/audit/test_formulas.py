@@ -51,6 +51,22 @@ def windowed(q: Tensor) -> Tensor:
     return torch.softmax(q @ q.transpose(2, 3) / 8**0.5 + WINDOW, -1) @ q
 
 
+BIAS_OF_EXPERTS = torch.randn(24) / 8
+
+
+def group_limited(x: Tensor) -> Tensor:
+    """3 of the experts in the 2 best of 6 groups, unsorted, groups by view and mask by expand."""
+    scores = x.sigmoid()
+    biased = scores + BIAS_OF_EXPERTS
+    groups = biased.view(-1, 6, 4).topk(2, dim=-1)[0].sum(dim=-1)
+    mask = torch.zeros_like(groups).scatter_(1, torch.topk(groups, k=2, dim=-1, sorted=False)[1], 1)
+    mask = mask.unsqueeze(-1).expand(-1, 6, 4).reshape(-1, 24)
+    indices = torch.topk(biased.masked_fill(~mask.bool(), float("-inf")), k=3, dim=-1, sorted=False)[1]
+    weights = scores.gather(1, indices)
+    weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
+    return weights * 1.5
+
+
 def top_3_of_8(x: Tensor) -> Tensor:
     weights = x.softmax(-1).topk(3, -1)[0]
     return weights / weights.sum(-1, keepdim=True)
@@ -81,6 +97,7 @@ FORMULAS: list[tuple[str, Callable[..., Tensor], tuple[int, ...]]] = [
     ("router_topk", top_3_of_8, (5, 8)),
     ("router_topk", top_3_changed_in_place, (5, 8)),
     ("router_topk", lambda x: x.topk(3, -1)[0].softmax(-1), (5, 8)),
+    ("router_topk", group_limited, (40, 24)),
     ("sample_top_k_top_p", lambda x: x.sort(descending=True)[0].softmax(-1).cumsum(-1), (3, 50)),
     ("sample_top_k_top_p", nucleus_from_below, (3, 50)),
     ("group_norm_silu", lambda x: F.silu(F.group_norm(x, 4, *AFFINE)), (2, 16, 5, 3)),
