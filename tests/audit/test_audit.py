@@ -109,7 +109,7 @@ def test_missing_fallback_sync_and_data_dependent_shapes(tmp_path: Path, capsys:
     assert first.startswith("tpu (v6e) operators: 1 missing") and "code lines" in first and "compilation" in first and "%" not in first
 
 
-def test_the_baseline_lets_known_gaps_pass_and_new_ones_fail(tmp_path: Path) -> None:
+def test_the_baseline_lets_known_gaps_pass_and_new_ones_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "old.json"
     target = ("--target", "tpu")
     assert run(f"{MODELS}:median", *target, "--json", str(old)) == cli.DOES_NOT_HOLD
@@ -117,8 +117,14 @@ def test_the_baseline_lets_known_gaps_pass_and_new_ones_fail(tmp_path: Path) -> 
     assert run(f"{MODELS}:median", *target, "--fail-on", "unknown") == cli.HOLDS
     known = json.loads(old.read_text())
     known["findings"] = [f for f in known["findings"] if f["kind"] != "missing"]
+    known["findings"] += [{**known["findings"][0], "id": f"chain-{p}-0", "platform": p} for p in ("tpu", "xla")]
     old.write_text(json.dumps(known))
+    capsys.readouterr()
     assert run(f"{MODELS}:median", *target, "--baseline", str(old)) == cli.DOES_NOT_HOLD
+    out = capsys.readouterr().out
+    assert "chain-tpu-0" in out and "chain-xla-0" not in out and "the baseline is of" not in out  # xla was not asked for
+    assert run(f"{MODELS}:ok", *target, "--baseline", str(old)) == cli.HOLDS
+    assert f"the baseline is of {MODELS}:median on tpu" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("option", "schema"), [("--baseline", "kdk.audit"), ("--evidence", "kdk.probe")])
@@ -127,7 +133,7 @@ def test_reports_of_another_schema_and_damaged_ones(
     option: str, schema: str, version: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
-    heads = dict.fromkeys(("capture", "platform", "device", "versions", "date"), "tpu")
+    heads = dict.fromkeys(("capture", "model", "platforms", "platform", "device", "versions", "date"), "tpu")
     for rows in ({}, {**heads, "findings": [{}], "ops": [{}]}):
         file.write_text(json.dumps({"schema": f"{schema}/{version}", **rows}))
         assert run(f"{MODELS}:median", option, str(file)) == cli.USAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from kdk.errors import UsageError
 from kdk_bench.audit import expanding, support
 from kdk_bench.audit.import_table import read_markdown
+from kdk_bench.audit.tables import listing
 from kdk_bench.audit.tables.listing import xla_names
 from kdk_bench.audit.trace import Meta
 
@@ -121,3 +123,32 @@ def test_the_lists_of_sources_are_read_whole() -> None:
     cuda, xla = platform("cuda"), platform("xla")
     assert cuda.of("aten::add.Tensor").status == "native" and xla.of("aten::add.Tensor").status == "native"
     assert xla.of("aten::grid_sampler_2d").status == "host" and xla.of("aten::add_.Tensor").status == "native"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required"),
+        (["torch_xla"], "required"),
+        (["torch_xla", "no_such.yaml", "2.9.0", "2025-11-17"], "could not be read"),
+        (["torch_xla", "README.md", "2.9.0", "2025-11-17"], "lists no operators"),
+    ],
+)
+def test_the_scripts_of_the_tables_say_what_they_want(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        listing.main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_scripts_write_the_shipped_tables_again(tmp_path: Path) -> None:
+    shipped = {name: json.loads((support.TABLES / f"{name}.json").read_text()) for name in ("torch_xla", "cuda")}
+    file = tmp_path / "xla_native_functions.yaml"
+    names = (f"  - {name.removeprefix('aten::')}\n" for name in shipped["torch_xla"]["ops"]["native"])
+    file.write_text("supported:\n" + "".join(names))
+    again = {"torch_xla": listing.main(["torch_xla", str(file), "2.9.0", "2025-11-17"]), "cuda": listing.main(["cuda"])}
+    for name, table in again.items():
+        fixed = ("schema", "platform") if name == "cuda" else ("schema", "platform", "version", "source", "date")
+        assert {k: table[k] for k in fixed} == {k: shipped[name][k] for k in fixed}
+        assert name == "cuda" or table["ops"]["native"] == shipped[name]["ops"]["native"]
+        if torch.__version__.partition("+")[0] == shipped["cuda"]["version"].removeprefix("torch "):
+            assert table["ops"] == shipped[name]["ops"]

@@ -77,12 +77,13 @@ def test_a_script_that_fails_is_reported_with_what_was_seen(tmp_path: Path) -> N
     assert [f["says"].partition(":")[0] for f in result["findings"] if f["kind"] == "library"] == ["flash_attn"]
 
 
-def test_an_exported_program_is_forward_only_and_says_so(tmp_path: Path) -> None:
+def test_an_exported_program_is_forward_only_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = torch.export.export(nn.Sequential(nn.Linear(8, 8), nn.GELU()), (torch.randn(2, 8),))
     path = tmp_path / "model.pt2"
     torch.export.save(program, path)
     result = report(tmp_path, str(path))
-    assert "forward only" in result["capture"]["how"] and not result["capture"]["train"]
+    assert result["capture"]["how"] == "exported program" and not result["capture"]["train"]
+    assert "exported program, forward only" in capsys.readouterr().out
     assert "aten::gelu" in {o["op"] for o in result["ops"]}
     assert run(str(path), "--train") == cli.USAGE
 

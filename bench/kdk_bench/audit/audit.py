@@ -99,12 +99,16 @@ def as_json(op: Op) -> dict[str, Any]:
 
 
 def compare(new: dict[str, Any], old: Mapping[str, Any]) -> list[str]:
-    """Mark the findings that a baseline has not, and name those that are gone."""
+    """Mark the findings that a baseline has not, and name those that are gone, on the platforms of the new report."""
     before = {f["id"] for f in old["findings"]}
     for finding in new["findings"]:
         finding["new"] = finding["id"] not in before
     now = {f["id"] for f in new["findings"]}
-    return sorted(before - now)
+    asked, known = ([p["name"] for p in r["platforms"]] for r in (new, old))
+    if old["model"] != new["model"] or not set(asked) <= set(known):
+        says = f"the baseline is of {old['model']} on {', '.join(known)}: what it does not know is new"
+        new["capture"]["notes"].append(says)
+    return sorted(f["id"] for f in old["findings"] if f["id"] not in now and f["platform"] in ("", *asked))
 
 
 def in_bytes(number: float) -> str:

@@ -62,8 +62,11 @@ def targets_of(given: tuple[str, ...]) -> list[str]:
     return names or list(PLATFORMS)
 
 
-KEYS = {"kdk.audit/1": ("findings", "ops", "capture"), "kdk.probe/1": ("platform", "device", "versions", "date", "ops")}
-ROWS = {"kdk.audit/1": ("findings", {"id", "kind", "program"}), "kdk.probe/1": ("ops", {"op", "tensors", "outcome"})}
+KEYS = {
+    "kdk.audit/1": ("findings", "ops", "capture", "model", "platforms"),
+    "kdk.probe/1": ("platform", "device", "versions", "date", "ops"),
+}
+ROWS = {"kdk.audit/1": ("findings", {"id", "kind", "platform", "program"}), "kdk.probe/1": ("ops", {"op", "tensors", "outcome"})}
 """What a report of a schema and its rows have, so that a damaged one is no surprise later."""
 
 
@@ -133,7 +136,8 @@ def audit(
     if probe:
         from kdk_bench.audit.probe import emit
 
-        console.print(f"wrote {emit(result, probe)}: run it on the device, then kdk audit --evidence with the file that it writes")
+        said = f"wrote {emit(result, probe)}: run it on the device, then kdk audit --evidence with the file that it writes"
+        console.print(said, soft_wrap=True)
     if github:
         for line in terminal.github(result, gate.failing(result, gates, old is not None)):
             click.echo(line, err=json_file == "-")

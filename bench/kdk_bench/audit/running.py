@@ -269,7 +269,7 @@ def run_exported(path: str, dtype: str = "") -> Session:
     # An exported module refuses train() and eval().
     model.train = lambda mode=True: model  # type: ignore[method-assign,assignment]
     session = run(lambda: (model, args, kwargs), train=False, dtype=dtype)
-    session.capture.how = "exported program, forward only"
+    session.capture.how = "exported program"
     session.capture.forward_only = True
     return session
 

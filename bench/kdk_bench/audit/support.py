@@ -229,10 +229,12 @@ def platforms(
 def measurements(report: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]], Support]:
     """What a probe's report says, by operator and tensors."""
     source = f"probe on {report['device']} with {report['versions']}, {report['date']}"
-    words = {"native": "native", "fallback": "host", "error": "error", "wrong": "error"}
+    words = {"native": "native", "fallback": "host", "error": "error", "wrong": "error"}  # a skipped one shows nothing
     found = {}
     for row in report["ops"]:
-        status = words.get(row["outcome"], "unknown")
+        if row["outcome"] not in words:
+            continue
+        status = words[row["outcome"]]
         condition = "" if row["outcome"] == "native" else f"{row['outcome']}: {row.get('detail', '')}".rstrip(": ")
         key = (row["op"], tuple(row["tensors"]))
         found[key] = Support(status, condition, "measured", source, row.get("seconds"))

@@ -48,7 +48,8 @@ def _table(found: Sequence[Mapping[str, Any]]) -> Table:
     for group in grouped(found)[:TOP]:
         f = max(group, key=lambda g: g["cost"].get("now", 0.0) - g["cost"].get("after", 0.0))
         mark = "[red]" if f["blocking"] else ""
-        what = f"{mark}{f['kind']}{'[/]' if mark else ''} {escape(f['op'] or f['pattern'])}: {escape(f['says'])}"
+        named = " ".join(filter(None, (f"{mark}{f['kind']}{'[/]' if mark else ''}", escape(f["op"] or f["pattern"]))))
+        what = f"{named}: {escape(f['says'])}"
         where = " ".join(filter(None, (f["module"], f["line"])))
         platforms = ", ".join(filter(None, (g["platform"] for g in group))) or "everywhere"
         figures = filter(None, (str(f["calls_per_step"] or ""), _saved(f)))

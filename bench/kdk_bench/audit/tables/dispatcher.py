@@ -75,7 +75,10 @@ def load(plugin: str) -> tuple[str, str, str, str]:
         if not torch.version.cuda:
             raise SystemExit("this torch is no CUDA build: run it where torch.version.cuda is not None")
         return "cuda", "CUDA", "", f"torch {torch.__version__}"
-    importlib.import_module(plugin)
+    try:
+        importlib.import_module(plugin)
+    except ImportError as error:
+        raise SystemExit(f"{plugin} cannot be imported: {error}") from None
     with contextlib.suppress(ImportError, AttributeError):
         # Without its device TorchTPU registers nothing until this private function is called.
         importlib.import_module(f"{plugin}._loader")._init_device("tpu")
@@ -108,6 +111,8 @@ def table(plugin: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m kdk_bench.audit.tables.dispatcher torch_tpu | torch_neuronx | cuda")
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     noise = io.StringIO()
     with contextlib.redirect_stdout(noise):

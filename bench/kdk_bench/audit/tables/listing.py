@@ -4,6 +4,7 @@ codegen/xla_native_functions.yaml, `... cuda` the list of operators in torch's o
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from importlib.metadata import version
@@ -69,16 +70,28 @@ def functional(native: set[str]) -> set[str]:
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
-    what = arguments[0]
-    if what == "cuda":
+    parser = argparse.ArgumentParser(prog="python -m kdk_bench.audit.tables.listing")
+    tables = parser.add_subparsers(dest="what", required=True)
+    tables.add_parser("cuda", help="from the list of operators in torch's own wheel")
+    of_xla = tables.add_parser("torch_xla", help="from a checkout of github.com/pytorch/xla at a release's tag")
+    of_xla.add_argument("file", help="codegen/xla_native_functions.yaml")
+    of_xla.add_argument("version", help="of the release: 2.9.0")
+    of_xla.add_argument("date", help="of the release: 2025-11-17")
+    options = parser.parse_args(arguments)
+    if options.what == "cuda":
         number = version("torch").partition("+")[0]
         native = {name for name, keys in wheel().items() if "CUDA" in keys}
         source, date = f"native_functions.yaml in the wheel of torch {number}", today()
         return {"schema": SCHEMA, "platform": "cuda", "version": f"torch {number}", "source": source, "date": date, "ops": kinds(native)}
-    path, number, date = arguments[1:]
-    native = functional(set(xla_names(Path(path).read_text())))
-    source = f"codegen/xla_native_functions.yaml of torch_xla {number} (github.com/pytorch/xla)"
-    return {"schema": SCHEMA, "platform": "xla", "version": f"torch_xla {number}", "source": source, "date": date, "ops": kinds(native)}
+    try:
+        names = set(xla_names(Path(options.file).read_text()))
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"{options.file} could not be read: {error}")
+    if not names:
+        parser.error(f"{options.file} lists no operators: it is codegen/xla_native_functions.yaml that does")
+    head = {"schema": SCHEMA, "platform": "xla", "version": f"torch_xla {options.version}"}
+    source = f"codegen/xla_native_functions.yaml of torch_xla {options.version} (github.com/pytorch/xla)"
+    return {**head, "source": source, "date": options.date, "ops": kinds(functional(names))}
 
 
 if __name__ == "__main__":
