@@ -35,7 +35,8 @@ ROUTERS = ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "qwen3_next")
 CALLS = {"generate": 4}
 """How often the model runs within one step."""
 HEADS = ("llama", "mistral_window", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "phi3", "glm", "gpt2", "mamba", "mamba2")
-SCANS = {"mamba": 2, "recurrent": 1}
+SCANS = {"mamba": 2 * 2 * 16, "recurrent": 2 * 12}
+"""Calls of all layers' loops together: a product and a sum a turn."""
 
 
 @pytest.mark.slow
@@ -64,10 +65,12 @@ def test_captured_and_counted(factory: Any) -> None:
     if name in HEADS:
         assert chains["linear_cross_entropy"] == [""]
     if name in SCANS:
-        loops = {f["module"] for f in report["findings"] if f["kind"] == "loop" and f["pattern"] == "linear_recurrence"}
-        assert len(loops) == SCANS[name]
+        (loop,) = (f for f in report["findings"] if f["kind"] == "loop" and f["pattern"] == "linear_recurrence" and f["platform"] == "tpu")
+        assert loop["calls_per_step"] == SCANS[name]
     if name in ("sampler", "generate"):
         assert "sample_top_k_top_p" in chains
+    ids = [finding["id"] for finding in report["findings"]]
+    assert len(ids) == len(set(ids))
     for finding in report["findings"]:
         if finding["kind"] == "chain":
             # What a model changes in place afterwards cannot be confirmed, and the finding says so.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kdk.ops  # noqa: F401  (registers the operators)
-from kdk_bench.audit import audit, support
+from kdk_bench.audit import audit, chains, matching, support
+from kdk_bench.audit.recorder import Session
 from kdk_bench.audit.running import run
 
 
@@ -140,3 +142,46 @@ def test_a_loop_over_time_is_pointed_at_the_scan_only_where_it_is_one() -> None:
     assert "h = a * h + b" in linear["evidence"]["source"]
     other = loop(lambda x, state: torch.tanh(x * state + x))
     assert other["pattern"] == "loop" and other["filled_by"]["what"] == "open"
+
+
+def spelled(chain: chains.Chain, spelling: Callable[..., Any], scalars: Mapping[str, Any], flat: bool) -> Session | None:
+    """The recorded run of a spelling on other numbers than its pattern was made with; None where it does not take such tensors."""
+    generator, values = torch.Generator().manual_seed(1), []
+    letters = {argument: letter for letter, argument in chain.sized.items()}
+    for name in inspect.signature(spelling).parameters:
+        if name in chain.shapes:
+            values.append(chains.example(chain, name, generator, flat))
+        elif name in letters:
+            values.append(chain.sizes[letters[name]] // (4 if letters[name] in chain.bounded else 1))
+        else:
+            usual = scalars.get(name, chain.scalars.get(name))
+            values.append(0.37 if isinstance(usual, float) else usual)
+    session = Session("a spelling")
+    try:
+        with session.running():
+            session.begin([v for v in values if isinstance(v, Tensor)], keep=True)
+            spelling(*values)
+            session.end()
+    except (RuntimeError, IndexError):
+        return None
+    return session
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_every_spelling_of_every_operator_is_found_in_its_own_run(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns = chains.patterns(grad)
+    monkeypatch.setattr(matching, "patterns", lambda _: patterns)
+    found, not_run = 0, set()
+    for chain in chains.chains():
+        for spelling, scalars in chain.spellings:
+            with torch.set_grad_enabled(grad):
+                session = spelled(chain, spelling, scalars, flat=False) or spelled(chain, spelling, scalars, flat=True)
+            if session is None:
+                not_run.add(chain.name)
+                continue
+            hits = [h.chain.name for h in matching.find(session.capture, grad) if h.confirmed]
+            several = sum(not c.view for c in session.capture.graph) > 1
+            assert (chain.name in hits) or not several, (chain.name, spelling.__name__, hits)
+            found += chain.name in hits
+    # Its numbers are tensors: the part that models share is in the catalogue.
+    assert not_run == {"sample_top_k_top_p"} and found >= 50

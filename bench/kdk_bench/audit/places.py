@@ -25,7 +25,7 @@ SPEAKERS = tuple(os.sep + name for name in ("warnings.py", "logging.py", os.path
 ENTRIES = (str(Path(__file__).parent / "running.py"), str(Path(__file__).parent / "chains.py"))
 """Whoever is called from here has no line of the user's."""
 
-SLOW_NAME = re.compile(r"(^|_)(slow|naive|fallback|reference)(_|$)|_(cpu|ref|torch)$|^torch_")
+SLOW_NAME = re.compile(r"(^|_)(slow|naive|fallback)(_|$)|_(cpu|ref|reference)$|^torch_")
 """Functions that say by their name that they stand in for a faster one: slow_forward, rwkv_linear_attention_cpu, selective_scan_ref."""
 
 

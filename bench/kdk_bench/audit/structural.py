@@ -150,8 +150,9 @@ def of_runs(hits: Sequence[Hit], capture: Capture, platforms: Sequence[Platform]
 
 
 def of_loops(capture: Capture, platforms: Sequence[Platform], fills: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Loops in Python whose turns wait for each other: a launch per operator and turn. fills: of every platform."""
-    found = []
+    """Loops in Python whose turns wait for each other: a launch per operator and turn; layers counted together. fills: of every
+    platform."""
+    found: dict[str, Finding] = {}
     for loop in runs.loops(capture):
         first = loop.calls[0]
         names = ", ".join(op.rpartition("::")[2] for op in loop.operators)
@@ -159,24 +160,18 @@ def of_loops(capture: Capture, platforms: Sequence[Platform], fills: Mapping[str
         confirmed = "the captured states are h = a * h + b" if loop.linear else "the eager run"
         moved = sum(c.bytes for c in loop.calls), sum(c.flops for c in loop.calls), len(loop.calls)
         for platform in platforms:
-            now = seconds(platform.chip, *moved)
-            found.append(
-                Finding(
-                    identity("loop", platform.name, first.module, names),
-                    "loop",
-                    platform.name,
-                    "",
-                    pattern,
-                    first.module,
-                    first.line,
-                    calls_per_step=len(loop.calls),
-                    says=f"a Python loop of {loop.turns} turns, each waiting for the one before: {names}",
-                    filled_by=fills[platform.name].get(pattern, OPEN),
-                    evidence={"kind": "measured", "source": confirmed},
-                    cost={"now": now, "after": seconds(platform.chip, moved[0] / 3, moved[1], 1), "evidence": "modelled"},
-                )
-            )
-    return found
+            key = identity("loop", platform.name, first.module, names)
+            new = Finding(
+                key, "loop", platform.name, "", pattern, first.module, first.line,
+                says=f"a Python loop of {loop.turns} turns, each waiting for the one before: {names}",
+                filled_by=fills[platform.name].get(pattern, OPEN), evidence={"kind": "measured", "source": confirmed},
+                cost={"now": 0.0, "after": 0.0, "evidence": "modelled"},
+            )  # fmt: skip
+            finding = found.setdefault(key, new)
+            finding.calls_per_step += len(loop.calls)
+            finding.cost["now"] += seconds(platform.chip, *moved)
+            finding.cost["after"] += seconds(platform.chip, moved[0] / 3, moved[1], 1)
+    return list(found.values())
 
 
 def modules(hits: Iterable[Hit]) -> dict[str, list[str]]:
