@@ -248,6 +248,13 @@ class Shapes(nn.Module):
 
 def within_torch():
     return Shapes(), (torch.randn(2, 4),)
+
+class Nested(nn.Module):
+    def forward(self, x):
+        return torch.nested.nested_tensor([x[0], x[1, :2]]).to_padded_tensor(0.0)
+
+def nested():
+    return Nested(), (torch.randn(2, 4),)
 """
 
 
@@ -264,6 +271,7 @@ def within_torch():
         ("no_tuple", cli.USAGE, "(Linear, Tensor)"),
         ("no_loss", cli.USAGE, "a tensor with a gradient"),
         ("ends_the_process", cli.UNDETERMINED, "SystemExit: enough (broken.py:43)"),
+        ("nested", cli.DOES_NOT_HOLD, "1 missing, of"),
         ("frozen", cli.USAGE, "no output of the model has a gradient"),
         ("within_torch", cli.UNDETERMINED, "(broken.py:53)"),
     ],

@@ -18,6 +18,8 @@ VIEWS = ("aten::_unsafe_view", "aten::detach", "aten::_reshape_alias", "aten::li
 def meta(tensor: torch.Tensor) -> Meta:
     """The dtype, shape and layout of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:  # rows of several lengths: no one shape
+        return Meta(dtype, (tensor.numel(),), "nested")
     shape = tuple(int(n) for n in tensor.shape)
     if tensor.layout != torch.strided:
         return Meta(dtype, shape, str(tensor.layout).removeprefix("torch."))
