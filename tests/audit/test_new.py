@@ -13,6 +13,7 @@ import pytest
 
 import kdk.ops  # noqa: F401  (registers the operators, which the fixture below keeps)
 from kdk import registry
+from kdk.errors import UsageError
 from kdk_bench import cli
 
 
@@ -132,3 +133,34 @@ def test_a_missing_operator_and_a_formula_become_operators(tmp_path: Path) -> No
 def test_usage(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("new", "--dir", str(tmp_path), *arguments) == cli.USAGE
     assert said in capsys.readouterr().err
+
+
+GOOD = {"inputs": [["x0", "float32[2, 3]"]], "steps": [["v0", "torch.ops.aten.exp.default(x0)"]], "outputs": ["v0"]}
+SEVERAL = [["v0", "torch.ops.aten.topk.default(x0, 2, -1, dtype=torch.float32, y=[1, -2.5, float('inf'), None])"]]
+
+
+@pytest.mark.parametrize(
+    ("program", "good"),
+    [
+        (GOOD, True),
+        ({**GOOD, "steps": SEVERAL, "outputs": ["v0[0]", "v0[1]"]}, True),
+        ({"formula": "dynamic_quant", "inputs": GOOD["inputs"], "scalars": {}}, True),
+        (3, False),
+        ({}, False),
+        ({**GOOD, "inputs": 3}, False),
+        ({**GOOD, "inputs": [["x0", "float32"]]}, False),
+        ({**GOOD, "steps": [["v0", "import os"]]}, False),
+        ({**GOOD, "steps": [["v0", "torch.os.system('true')"]]}, False),
+        ({**GOOD, "steps": [["v0", "torch.ops.load_library('x.so')"]]}, False),
+        ({**GOOD, "steps": [["v0", "[x for x in y]"]]}, False),
+        ({**GOOD, "steps": [["v0; import os", "torch.ops.aten.exp.default(x0)"]]}, False),
+        ({**GOOD, "outputs": ["x0.__class__"]}, False),
+    ],
+)
+def test_a_program_of_a_report_is_run_only_as_kdk_writes_it(program: Any, good: bool) -> None:
+    from kdk_bench.new.captured import captured, well_formed
+
+    assert well_formed(program) == good
+    if not good:
+        with pytest.raises(UsageError, match="not as kdk wrote it"):
+            captured({"id": "chain-tpu-0", "module": "m", "line": "l", "op": "", "program": program})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,17 +17,51 @@ from kdk.errors import UsageError
 from kdk_bench.audit.chains import Chain, unify
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVW"
+PLAIN = (ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Subscript, ast.UnaryOp, ast.USub, ast.keyword, ast.expr_context)
 LARGEST = 1 << 24  # elements: larger programs are tried without data
 
 
 def captured(finding: Mapping[str, Any]) -> dict[str, Any]:
     """Reference, shapes in letters with the sizes that were observed, and the kind of the kernels' skeleton."""
     program = finding["program"]
+    if not well_formed(program):
+        way_out = "audit again with --json"
+        raise UsageError("NEW-FINDING", f"the program of {finding['id']} is not as kdk wrote it", value=program, way_out=way_out)
     said: dict[str, Any] = {"where": f"{finding['id']}: {finding['module'] or 'the model'}, {finding['line'] or 'a line unknown'}"}
     said["says"] = f"What {finding['module'] or 'the model'} computes at {finding['line'] or 'a line unknown'}"
     said["label"] = finding["module"] or "observed"
     made = _of_formula(program) if "formula" in program else _of_calls(program, finding["op"])
     return {**made, **said, "index": {}}
+
+
+def well_formed(program: Any) -> bool:
+    """Whether a program of a report is what `runs.program` writes. It is run: nothing but calls of torch's operators may be in it."""
+    try:
+        pairs = [*program["inputs"], *program.get("steps", ())]
+        if not all(isinstance(text, str) for pair in pairs for text in pair) or not all(len(pair) == 2 for pair in pairs):
+            return False
+        if not all(name.isidentifier() and re.fullmatch(r"\w+\[[\d, ]*\]( \w+)?", text) for name, text in program["inputs"]):
+            return False
+        if "formula" in program:
+            return isinstance(program["scalars"], dict)
+        steps = [text for _, text in program["steps"]]
+        return all(name.isidentifier() for name, _ in program["steps"]) and all(map(_is_plain, [*steps, *program["outputs"]]))
+    except (TypeError, KeyError, ValueError, AttributeError, SyntaxError):
+        return False
+
+
+def _is_plain(text: str) -> bool:
+    """Calls of torch.ops.LIBRARY.OPERATOR.OVERLOAD and float, of names, numbers, words of torch and lists of them."""
+    for node in ast.walk(ast.parse(text, mode="eval").body):
+        if isinstance(node, ast.Call):
+            if not re.fullmatch(r"torch\.ops(\.\w+){3}|float", ast.unparse(node.func)):
+                return False
+        elif isinstance(node, ast.Attribute):
+            if not re.fullmatch(r"torch\.(ops(\.\w+){0,3}|\w+)", ast.unparse(node)) or node.attr.startswith("__"):
+                return False
+        elif not isinstance(node, PLAIN):
+            return False
+    return True
 
 
 def _of_formula(program: Mapping[str, Any]) -> dict[str, Any]:
