@@ -44,36 +44,3 @@ print("REFUSED" + json.dumps(refused))
     given = json.dumps([[n for n in names if platform.of(n).status == "native"], ops["structured"]])
     done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.partition("REFUSED")[2]) == []
-
-
-@pytest.mark.parametrize("name", ["llama", "mamba2", "diffusion_unet", "dlrm"])
-def test_no_operator_of_a_model_is_called_native_that_the_dispatcher_refuses(name: str) -> None:
-    """The audit's own verdict on whole models, forward, backward and optimiser, with the dispatcher asked per operator."""
-    from tests.audit import architectures
-
-    from kdk_bench.audit import audit
-    from kdk_bench.audit.running import run
-    from kdk_bench.audit.tables.dispatcher import delegates
-
-    capture = run(getattr(architectures, name), train=True).capture
-    report = audit.report(capture, support.platforms(["tpu"], {}, {}, []), name)
-    aliases = support.descriptions()["tpu"]["aliases"]
-    native: set[str] = set()
-    for op in report["ops"]:
-        called = op["op"] if op["overload"] == "default" else f"{op['op']}.{op['overload']}"
-        if op["support"]["tpu"]["status"] == "native":
-            native.update(aliases.get(called, [called]))
-    code = """
-import json, sys, torch
-from torch_tpu import _loader
-_loader._init_device("tpu")
-names, structured = json.loads(sys.stdin.read())
-has = torch._C._dispatch_has_kernel_for_dispatch_key
-own = lambda n: any(has(n, key) for key in ("PrivateUse1", "AutogradPrivateUse1"))
-whole = lambda n: has(n, "CompositeExplicitAutograd") and n not in structured  # torch's own, which moves no data
-refused = [n for n in names if not (own(n) or own(structured.get(n, n)) or whole(n))]
-print("REFUSED" + json.dumps(refused))
-"""
-    given = json.dumps([sorted(native), delegates()])
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=True)
-    assert len(native) > 15 and json.loads(done.stdout.partition("REFUSED")[2]) == []
