@@ -101,10 +101,8 @@ class Dequantised:
             return Verdict(True), ""
         s, number, oracle = spread_over(scale.double(), q.shape), q.double(), self.q.double()
         usual = torch.isfinite(s) & torch.isfinite(self.values) & torch.isfinite(spread_over(self.scale.double(), q.shape))
-        below, above = _halves(torch.where(torch.isfinite(number), number, 0.0), q.dtype)
-        off = self.values - number * s
-        beyond = torch.where(off < 0, -off - below * s, off - above * s)
-        over = torch.where(s == 0, torch.where(number == oracle, 0.0, torch.inf), beyond.clamp_min(0.0) / self.slack)
+        beyond = self._beyond(number, s, q.dtype)
+        over = torch.where(s == 0, torch.where(number == oracle, 0.0, torch.inf), beyond / self.slack)
         over = torch.where(torch.isfinite(number), torch.nan_to_num(over, nan=0.0, posinf=torch.inf), torch.inf)
         over = torch.where(usual, over, 0.0)
         worst = float(over.max())
@@ -119,6 +117,18 @@ class Dequantised:
             f"{float(s[at]):.6g} for {float(self.values[at]):.6g}, the oracle has {float(oracle[at]):.6g}"
         )
         return Verdict(False, reason, worst), note
+
+    def _beyond(self, number: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+        """How much further than half a quantum a number lies from what it stands for."""
+        below, above = _halves(torch.where(torch.isfinite(number), number, 0.0), dtype)
+        off = self.values - number * s
+        return torch.where(off < 0, -off - below * s, off - above * s).clamp_min(0.0)
+
+    def as_values(self, q: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What a kernel's numbers stand for, less the half quantum that rounding takes, and the oracle's in float32 and float64."""
+        s, number = spread_over(scale.detach().cpu().double(), q.shape), q.detach().cpu().double()
+        got = self.values + torch.sign(number * s - self.values) * self._beyond(number, s, q.dtype)
+        return torch.where(torch.isfinite(number * s), got, number * s).float(), self.values.float(), self.values
 
     def informative(self) -> bool:
         """Whether zeros, and the mean everywhere, would fail."""

@@ -249,6 +249,16 @@ class Expectation:
             return known.quantised[name].judge(k, scale)
         return judge(k, y, o, longest=self.longest[i], spread=known.spread[i]), ""
 
+    def _values_of(
+        self, name: str, k: Tensor, y: Tensor, o: Tensor, got: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A result, its yardstick and its oracle; of a quantised one what its numbers stand for."""
+        found = self.known.quantised.get(name)
+        scale = got[self.call.names.index(self.op.quantised[name].scale)] if found else None
+        if found is None or scale is None or k.shape != found.q.shape or k.dtype != found.q.dtype or scale.shape != found.scale.shape:
+            return k, y, o
+        return found.as_values(k, scale)
+
     def _misshapen(self) -> str | None:
         """The declared shapes against what the reference returns."""
         for name, r in zip(self.call.names, self.reference):
@@ -326,7 +336,7 @@ class Expectation:
                 worst = max(worst, verdict.error_ratio)
                 self.notes += [f"{name}: {note}"] if note else []
                 if not verdict.accepted:
-                    self.refused = name, k, y, o, n
+                    self.refused = name, *self._values_of(name, k, y, o, got), n
                     return f"{name}: {verdict.reason}", worst, telling
             wanted = format_for(k, rank, kept)
             if not k.is_contiguous(memory_format=wanted):

@@ -46,6 +46,7 @@ class Mutant:
     number: int  # among mutants of the unit that read alike
     source: str
     addressing: bool = False  # it changes where a kernel reads or writes, not what it computes
+    branch: bool = False  # it changes which of two ways a kernel goes
 
     @property
     def key(self) -> str:
@@ -79,7 +80,8 @@ def all_mutants(unit: Unit) -> list[Mutant]:
             number = counts[name, before, after]
             counts[name, before, after] += 1
             line, addressing = _statement(place).lineno, place.is_index or not place.kernel
-            found.append(Mutant(unit, kind, function.module, name, line, before, after, number, text, addressing))
+            branch = isinstance(_statement(place), ast.If)
+            found.append(Mutant(unit, kind, function.module, name, line, before, after, number, text, addressing, branch))
     return found
 
 

@@ -37,6 +37,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "skipped last tile": ("skipped tile", "lost accumulation"),
     "missing residual term": ("wrong formula", "wrong scale"),
 }
+# Any class, planted in the condition of a branch: the other way is another formula.
+OTHER_WAY = ("wrong formula", "wrong scale")
 # Any class, planted in the arithmetic of positions: the values come from, or go to, the wrong place.
 MISPLACED = ("wrong index", "ignored stride")
 
@@ -87,7 +89,8 @@ def diagnosed(trials: Iterable[tuple[Mutant, Trial]]) -> tuple[int, int]:
 
 def is_right(mutant: Mutant, cause: str) -> bool:
     """Whether a cause names what was planted."""
-    return cause in CAUSES[mutant.kind] or (mutant.addressing and cause in MISPLACED)
+    named = CAUSES[mutant.kind] + (MISPLACED if mutant.addressing else ()) + (OTHER_WAY if mutant.branch else ())
+    return cause in named
 
 
 def problems(works: list[Work], candidates: set[str]) -> list[str]:
