@@ -17,7 +17,7 @@ from kdk_bench.expectation import Expectation, Row
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("jax computes them", allow_module_level=True)
-from kdk.backends.pallas.launch import prepare  # noqa: E402
+from kdk.backends.pallas.launch import prepare
 
 prepare()
 import jax  # noqa: E402

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 LIMIT = 120.0  # seconds of its own for one program; the estimate's cost grows with the cycles that it simulates
 STUCK = 10  # times the limit on the clock: a program that waits, or a machine that does much else
