@@ -21,6 +21,8 @@ from kdk_bench.modelled.tpu_chips import CHIPS
 from kdk_bench.work import least_flops
 
 ROOFLINE, WITHOUT = "roofline", "without kdk"
+AT_LEAST, AT_MOST, OF_BYTES = f"{WITHOUT}, at least", f"{WITHOUT}, at most", f"{WITHOUT}, HBM bytes"
+MARKS = {WITHOUT: "", AT_LEAST: "≥ ", AT_MOST: "≤ ", OF_BYTES: "bytes "}
 BASELINE = "torch, by TorchTPU"
 ALGORITHM = "its algorithm, by XLA"
 COLUMNS = ("time\n(bound)", "cycles\nof the compiler", "HBM", f"x {ROOFLINE}", f"x {WITHOUT}")
@@ -121,27 +123,27 @@ def _compared(row: Row, plain: Row) -> Row:
     assert row.us is not None and plain.us is not None
     ratio, own, other = row.us / plain.us, row.figures["at_least"], plain.figures["at_least"]
     if row is plain or not (own or other):
-        return replace(row, ratios={WITHOUT: ratio if row is not plain else 1.0})
+        return replace(row, ratios={WITHOUT: ratio})
     if own and other:
         said = f"the ratio to {WITHOUT} is that of the HBM bytes: the cycles of both are not known in full"
-        return replace(row, ratios={WITHOUT: row.figures["hbm_bytes"] / plain.figures["hbm_bytes"]}, caveats=(*row.caveats, said))
-    bound = "at least" if own else "at most"
-    said = f"the ratio to {WITHOUT} is {bound} that: of one of the two the cycles are not known in full"
-    return replace(row, ratios={WITHOUT: ratio}, figures={**row.figures, "ratio_bound": bound}, caveats=(*row.caveats, said))
+        return replace(row, ratios={OF_BYTES: row.figures["hbm_bytes"] / plain.figures["hbm_bytes"]}, caveats=(*row.caveats, said))
+    said = f"the ratio to {WITHOUT} is {'at least' if own else 'at most'} that: of one of the two the cycles are not known in full"
+    return replace(row, ratios={AT_LEAST if own else AT_MOST: ratio}, caveats=(*row.caveats, said))
 
 
 def cells(row: Row) -> list[str]:
     """The row's figures, column by column."""
     figures = row.figures
     cycles = figures["cycles"]
-    marks = {"at least": "≥ ", "at most": "≤ "}
-    least = marks["at least"] if figures["at_least"] else ""
-    ratios = [(least, row.ratios.get(ROOFLINE)), (marks.get(figures.get("ratio_bound", ""), ""), row.ratios.get(WITHOUT))]
+    least = "≥ " if figures["at_least"] else ""
+    floor = "" if ROOFLINE not in row.ratios else f"{least}{row.ratios[ROOFLINE]:.2f}"
+    without = "".join(f"{mark}{row.ratios[name]:.2f}" for name, mark in MARKS.items() if name in row.ratios)
     return [
         f"{least}{row.us:.1f} us\n{figures['bound'] or 'HBM alone'}",
         "none" if cycles is None else f"{least}{cycles:,}\n{cycles / figures['clock'] * 1e6:.1f} us",
         f"{figures['hbm_bytes'] / 1e6:.1f} MB\n{figures['hbm_bytes'] / figures['hbm_bandwidth'] * 1e6:.1f} us",
-        *["" if ratio is None else f"{mark}{ratio:.2f}" for mark, ratio in ratios],
+        floor,
+        without,
     ]
 
 
