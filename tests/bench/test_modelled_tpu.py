@@ -120,6 +120,13 @@ def test_a_fusion_that_takes_a_part_and_puts_a_part_in_moves_those() -> None:
     assert cost(made).hbm_bytes == (1 + 8) * EIGHT_ROWS, "what is put in lies in what the fusion makes: all of it is written"
 
 
+def test_a_fusion_inside_a_fusion() -> None:
+    inner = "%d (p: f32[8192]) -> f32[1024] {\n  %p = f32[8192]{0:T(1024)} parameter(0)\n"
+    inner += "  ROOT %s = f32[1024]{0:T(1024)} slice(%p), slice={[0:1024]}\n}\n\n%c ("
+    nested = INSIDE.replace("slice(%flat), slice={[0:1024]}", "fusion(%flat), kind=kLoop, calls=%d").replace("%c (", inner, 1)
+    assert cost(nested).hbm_bytes == cost(INSIDE).hbm_bytes
+
+
 def test_parts_outside_of_a_fusion() -> None:
     text = INSIDE.replace("fusion(%x, %w, %v), kind=kLoop, calls=%c", "dynamic-update-slice(%x, %few, %v)")
     few = "  %few = f32[8,128]{1,0:T(8,128)} dynamic-slice(%w, %v), dynamic_slice_sizes={8,128}\n  %fusion"

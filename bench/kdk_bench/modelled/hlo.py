@@ -149,7 +149,7 @@ def _bytes(instruction: Instruction, results: Mapping[str, str], program: Mappin
     if opcode == UPDATE:
         return sum(map(in_hbm, operands[1:])) + min(in_hbm(result), _size(operands[1]))
     if opcode == "fusion" and (inside := program.get(_called(instruction, "calls"))):
-        return _read(inside, operands) + _written(inside, result)
+        return _read(program, inside, operands) + _written(inside, result)
     return in_hbm(result) + sum(map(in_hbm, operands))
 
 
@@ -157,31 +157,33 @@ def _size(text: str) -> int:
     return sum(size for size, _ in shapes_of(text))
 
 
-def _read(inside: Sequence[Instruction], operands: Sequence[str]) -> int:
+def _read(program: Mapping[str, list[Instruction]], inside: Sequence[Instruction], operands: Sequence[str]) -> int:
     """HBM bytes that a fusion reads: of an operand of which all that is inside takes parts, those."""
-    users: dict[str, list[Instruction]] = {}
-    for instruction in inside:
-        for operand in instruction.operands:
-            users.setdefault(operand, []).append(instruction)
     total = 0
-    for instruction in inside:
-        if instruction.opcode == "parameter":
-            number = re.search(r" parameter\((\d+)\)", instruction.line)
-            assert number is not None, instruction.line
-            whole = in_hbm(operands[int(number[1])])
-            total += min(whole, _taken(users, instruction.name, whole)) if whole else 0
+    for number, operand in enumerate(operands):
+        whole = in_hbm(operand)
+        total += min(whole, _taken(program, inside, _parameter(inside, number), whole)) if whole else 0
     return total
 
 
-def _taken(users: Mapping[str, Sequence[Instruction]], name: str, whole: int) -> int:
+def _parameter(inside: Sequence[Instruction], number: int) -> str:
+    return next((i.name for i in inside if f" parameter({number})" in i.line), "")
+
+
+def _taken(program: Mapping[str, list[Instruction]], inside: Sequence[Instruction], name: str, whole: int) -> int:
     """Bytes of a value that its users take."""
     total = 0
-    for user in users.get(name, ()):
+    for user in inside:
+        if name not in user.operands:
+            continue
         alone = user.operands.count(name) == 1 and user.operands[0] == name
         if user.opcode in TAKES and alone:
             total += _size(user.result)
         elif user.opcode == "bitcast":
-            total += _taken(users, user.name, whole)
+            total += _taken(program, inside, user.name, whole)
+        elif user.opcode == "fusion" and (inner := program.get(_called(user, "calls"))):
+            places = [number for number, operand in enumerate(user.operands) if operand == name]
+            total += sum(_taken(program, inner, _parameter(inner, number), whole) for number in places)
         elif user.opcode != UPDATE or not alone:
             return whole
     return total
