@@ -19,7 +19,7 @@ from kdk_bench.bench_command import bench_command
 from kdk_bench.benchmarking import page
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.declared_cases import cases_of
-from kdk_bench.modelled import block_program, blocks, inductor, pallas, running, torchtpu
+from kdk_bench.modelled import block_program, blocks, inductor, nki, pallas, running, torchtpu
 from kdk_bench.modelled.rows import FAILED, MODELLED, REFUSED, UNKNOWN, Row
 from kdk_bench.modelled.tpu import Estimate
 
@@ -76,6 +76,15 @@ def test_nki_kernels_stay_near_the_bound_of_their_bytes(op: str) -> None:
     assert row.ratios["roofline"] <= 1.6
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(bool(ABSENT["nki"]), reason=str(ABSENT["nki"]))
+def test_a_row_that_does_not_end_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = running.heats(["rms_norm", "cumsum"], ["forward"], "", (), ["trn2"])
+    assert [row.outcome for row in running.run(plan, None)] == [MODELLED, MODELLED]
+    monkeypatch.setattr(nki, "APART", 1e-3)
+    assert [(row.outcome, row.reason) for row in running.run(plan, None)] == 2 * [(UNKNOWN, "not traced and modelled within 0 s")]
+
+
 @pytest.mark.skipif(bool(ABSENT["triton"]), reason=str(ABSENT["triton"]))
 def test_a_gpu_has_bytes_and_resources_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "kernels", lambda *_: ({}, "not today"))
@@ -111,15 +120,21 @@ def test_usage() -> None:
         command("--block", "no-such-model", "--target", "v6e")
 
 
-def estimated(cycles: int | None, hbm_bytes: int) -> Row:
-    return pallas.entry(HEAT, "someone", "", Estimate("v6e", 2.0 if cycles else 1.0, cycles, hbm_bytes))
+def estimated(us: float, cycles: int | None, hbm_bytes: int, at_least: bool) -> Row:
+    return pallas.entry(HEAT, "someone", "", Estimate("v6e", us, cycles, hbm_bytes, at_least=at_least))
 
 
-def test_where_one_has_no_cycles_the_bytes_are_compared() -> None:
-    full, half = estimated(1000, 100), estimated(None, 50)
+def test_what_takes_at_least_its_time_bounds_the_ratio() -> None:
+    full, part, none = estimated(2.0, 1000, 100, False), estimated(8.0, 400, 50, True), estimated(1.0, None, 25, True)
     assert [row.ratios["without kdk"] for row in pallas.compared([full, full], full)] == [1.0, 1.0]
-    (row,) = pallas.compared([half], full)
-    assert row.ratios == {"without kdk": 0.5} and "that of the HBM bytes" in row.caveats[-1] and "HBM alone" in pallas.cells(row)[0]
+    (row, same) = pallas.compared([full, part], part)
+    assert row.ratios == {"without kdk, at most": 0.25} and pallas.cells(row)[-1] == "≤ 0.25" and "at most that" in row.caveats[-1]
+    assert same.ratios == {"without kdk": 1.0} and pallas.cells(same)[0].startswith("≥ 8.0 us") and not same.caveats
+    (row,) = pallas.compared([part], full)
+    assert row.ratios == {"without kdk, at least": 4.0} and pallas.cells(row)[-1] == "≥ 4.00" and "is at least that" in row.caveats[-1]
+    (row,) = pallas.compared([none], part)  # the cycles of both are of parts: of other parts
+    assert row.ratios == {"without kdk, HBM bytes": 0.5} and "that of the HBM bytes" in row.caveats[-1]
+    assert "HBM alone" in pallas.cells(row)[0] and pallas.cells(row)[-1] == "bytes 0.50"
     unknown = pallas.entry(HEAT, "someone", "", Estimate("v6e", None, why_not="no"))
     assert pallas.compared([full], unknown) == [full] and unknown.outcome == UNKNOWN
 

@@ -87,6 +87,53 @@ def test_a_loop_of_unknown_length_is_said() -> None:
     assert cost(said).cycles == 100 + 5 * 10 + 1000 and not cost(said).caveats
 
 
+INSIDE = """HloModule jit_f, is_scheduled=true
+
+%c (a: f32[64,128], b: f32[64,128], k: f32[8,128]) -> (f32[64,128], f32[8,128]) {
+  %a = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %b = f32[64,128]{1,0:T(8,128)} parameter(1)
+  %flat = f32[8192]{0:T(1024)} bitcast(%b)
+  %few = f32[1024]{0:T(1024)} slice(%flat), slice={[0:1024]}
+  %k = f32[8,128]{1,0:T(8,128)S(1)} parameter(2)
+  %rows = f32[8,128]{1,0:T(8,128)} bitcast(%few)
+  %sum = f32[8,128]{1,0:T(8,128)} add(%rows, %k)
+  %zero = s32[] constant(0)
+  %put = f32[64,128]{1,0:T(8,128)} dynamic-update-slice(%a, %sum, %zero, %zero)
+  ROOT %both = (f32[64,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) tuple(%put, %sum)
+}
+
+ENTRY %main (x: f32[64,128], w: f32[64,128]) -> f32[64,128] {
+  %x = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %w = f32[64,128]{1,0:T(8,128)} parameter(1)
+  %v = f32[8,128]{1,0:T(8,128)S(1)} constant({...})
+  %fusion = (f32[64,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)S(1)}) fusion(%x, %w, %v), kind=kLoop, calls=%c
+}
+"""
+EIGHT_ROWS = 8 * 128 * 4
+
+
+def test_a_fusion_that_takes_a_part_and_puts_a_part_in_moves_those() -> None:
+    assert cost(INSIDE).hbm_bytes == 2 * EIGHT_ROWS  # of w, and into x in place; the sum stays in VMEM
+    whole = INSIDE.replace("add(%rows, %k)", "add(%rows, %k, %b)")
+    assert cost(whole).hbm_bytes == (8 + 1) * EIGHT_ROWS, "all of w is read"
+    made = INSIDE.replace("%a = f32[64,128]{1,0:T(8,128)} parameter(0)", "%a = f32[64,128]{1,0:T(8,128)} broadcast(%k)")
+    assert cost(made).hbm_bytes == (1 + 8) * EIGHT_ROWS, "what is put in lies in what the fusion makes: all of it is written"
+
+
+def test_a_fusion_inside_a_fusion() -> None:
+    inner = "%d (p: f32[8192]) -> f32[1024] {\n  %p = f32[8192]{0:T(1024)} parameter(0)\n"
+    inner += "  ROOT %s = f32[1024]{0:T(1024)} slice(%p), slice={[0:1024]}\n}\n\n%c ("
+    nested = INSIDE.replace("slice(%flat), slice={[0:1024]}", "fusion(%flat), kind=kLoop, calls=%d").replace("%c (", inner, 1)
+    assert cost(nested).hbm_bytes == cost(INSIDE).hbm_bytes
+
+
+def test_parts_outside_of_a_fusion() -> None:
+    text = INSIDE.replace("fusion(%x, %w, %v), kind=kLoop, calls=%c", "dynamic-update-slice(%x, %few, %v)")
+    few = "  %few = f32[8,128]{1,0:T(8,128)} dynamic-slice(%w, %v), dynamic_slice_sizes={8,128}\n  %fusion"
+    text = text.replace("%fusion = (f32[64,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)S(1)})", f"{few[2:]} = f32[64,128]{{1,0:T(8,128)}}")
+    assert cost(text).hbm_bytes == 4 * EIGHT_ROWS  # eight rows read and written, read and put in
+
+
 def test_without_estimates_the_bytes_remain() -> None:
     found = cost(PROGRAM.replace("bundle_analysis_data", "nothing"))
     assert found.cycles is None and found.hbm_bytes > 2 * X
@@ -198,7 +245,13 @@ def test_a_profiler_that_aborts_or_does_not_end(monkeypatch: pytest.MonkeyPatch)
         profiler._plain.ask = lambda *_: Program(PROGRAM.replace("bundle_analysis_data", "nothing"))  # type: ignore[method-assign]
         found = tpu.of_stablehlo(profiler, "", "v6e")
     assert found.cycles is None and found.bound == "" and found.us == pytest.approx(found.hbm_bytes / CHIPS["v6e"].bandwidth * 1e6)
-    assert "HBM side alone: the profiler gives no cycles: it aborted" in found.caveats
+    assert found.at_least and "HBM side alone, it takes at least that: the profiler gives no cycles: it aborted" in found.caveats
+    with Profiler() as profiler:
+        profiler._profiling.ask = lambda *_: Program(profile={"fusion.1": 100}, why_not="it aborted")  # type: ignore[method-assign]
+        profiler._plain.ask = lambda *_: Program(PROGRAM.replace("bundle_analysis_data", "nothing"))  # type: ignore[method-assign]
+        found = tpu.of_stablehlo(profiler, "", "v6e")
+    assert found.at_least and found.cycles == 100 and "of what the profiler had done before it aborted" in found.caveats[-1]
+    assert found.of_hbm.cycles is None and found.of_hbm.us == pytest.approx(found.hbm_bytes / CHIPS["v6e"].bandwidth * 1e6)
     with Profiler(limit=0.0) as profiler:
         assert "no end after 0 s" in tpu.of_stablehlo(profiler, "", "v6e").why_not
     monkeypatch.setattr(sys, "executable", "/bin/false")

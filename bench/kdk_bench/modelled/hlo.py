@@ -1,14 +1,15 @@
 """What an optimised program of XLA's TPU compiler costs: cycles by the compiler's own estimate, and bytes of HBM.
 
 Both are summed by instruction, not by file of the profiler, in which identical fusions share one estimate. The cycles leave out
-asynchronous copies, and take reading and writing HBM for overlapped: so the bytes are counted beside them.
+asynchronous copies, and take reading and writing HBM for overlapped: so the bytes are counted beside them. What takes a part of an
+array, or puts a part into one in place, moves that part: alone or inside a fusion.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SIZES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8}
@@ -18,6 +19,8 @@ _LINE = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(?:,|$)"
 _CYCLES = re.compile(r'"bundle_analysis_data":\{[^}]*?"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 FREE = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant", "copy-done", "slice-done", "async-done", "after-all", "iota"}
+TAKES = {"slice", "dynamic-slice", "gather"}  # a part of their first operand, as large as their result
+UPDATE = "dynamic-update-slice"  # of its first operand, in place, by the second
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def _computation(program: Mapping[str, list[Instruction]], name: str, profile: M
         else:
             found = _CYCLES.search(instruction.line)
             cycles = int(found[1]) if found else profile.get(instruction.name)
-            total.add(Cost(cycles, _bytes(instruction, results)))
+            total.add(Cost(cycles, _bytes(instruction, results, program)))
     return total
 
 
@@ -130,8 +133,8 @@ def _trips(program: Mapping[str, list[Instruction]], loop: Instruction) -> tuple
     return 1, f"{loop.name}: a loop of unknown length, its body counted once"
 
 
-def _bytes(instruction: Instruction, results: Mapping[str, str]) -> int:
-    """HBM bytes of one instruction: its operands and results that lie there. A slice moves what it takes."""
+def _bytes(instruction: Instruction, results: Mapping[str, str], program: Mapping[str, list[Instruction]]) -> int:
+    """HBM bytes of one instruction: its operands and results that lie there."""
     opcode, result = instruction.opcode, instruction.result
     if opcode in FREE:
         return 0
@@ -140,7 +143,72 @@ def _bytes(instruction: Instruction, results: Mapping[str, str]) -> int:
         taken, space = arrays[0] if opcode == "copy-start" else arrays[1]
         source = arrays[1][1] if opcode == "copy-start" else arrays[0][1]
         return taken * ((not space) + (not source))
-    if opcode in ("slice", "dynamic-slice"):
-        size = sum(size for size, _ in shapes_of(result))
-        return in_hbm(result) + (size if in_hbm(results.get(instruction.operands[0], "")) else 0)
-    return in_hbm(result) + sum(in_hbm(results.get(operand, "")) for operand in instruction.operands)
+    operands = [results.get(operand, "") for operand in instruction.operands]
+    if opcode in TAKES:
+        return in_hbm(result) + min(in_hbm(operands[0]), _size(result)) + sum(map(in_hbm, operands[1:]))
+    if opcode == UPDATE:
+        return sum(map(in_hbm, operands[1:])) + min(in_hbm(result), _size(operands[1]))
+    if opcode == "fusion" and (inside := program.get(_called(instruction, "calls"))):
+        return _read(program, inside, operands) + _written(inside, result)
+    return in_hbm(result) + sum(map(in_hbm, operands))
+
+
+def _size(text: str) -> int:
+    return sum(size for size, _ in shapes_of(text))
+
+
+def _read(program: Mapping[str, list[Instruction]], inside: Sequence[Instruction], operands: Sequence[str]) -> int:
+    """HBM bytes that a fusion reads: of an operand of which all that is inside takes parts, those."""
+    total = 0
+    for number, operand in enumerate(operands):
+        whole = in_hbm(operand)
+        total += min(whole, _taken(program, inside, _parameter(inside, number), whole)) if whole else 0
+    return total
+
+
+def _parameter(inside: Sequence[Instruction], number: int) -> str:
+    return next((i.name for i in inside if f" parameter({number})" in i.line), "")
+
+
+def _taken(program: Mapping[str, list[Instruction]], inside: Sequence[Instruction], name: str, whole: int) -> int:
+    """Bytes of a value that its users take."""
+    total = 0
+    for user in inside:
+        if name not in user.operands:
+            continue
+        alone = user.operands.count(name) == 1 and user.operands[0] == name
+        if user.opcode in TAKES and alone:
+            total += _size(user.result)
+        elif user.opcode == "bitcast":
+            total += _taken(program, inside, user.name, whole)
+        elif user.opcode == "fusion" and (inner := program.get(_called(user, "calls"))):
+            places = [number for number, operand in enumerate(user.operands) if operand == name]
+            total += sum(_taken(program, inner, _parameter(inner, number), whole) for number in places)
+        elif user.opcode != UPDATE or not alone:
+            return whole
+    return total
+
+
+def _written(inside: Sequence[Instruction], result: str) -> int:
+    """HBM bytes that a fusion writes: of a result that is an operand with a part of it put in, that part."""
+    made = {instruction.name: instruction for instruction in inside}
+    root = next((i for i in inside if i.line.lstrip().startswith("ROOT ")), None)
+    roots = root.operands if root is not None and root.opcode == "tuple" else (root.name,) if root is not None else ()
+    arrays = shapes_of(result)
+    if len(roots) != len(arrays):
+        return in_hbm(result)
+    total = 0
+    for (size, space), name in zip(arrays, roots):
+        while made[name].opcode == "bitcast":
+            name = made[name].operands[0]
+        if made[name].opcode == UPDATE and _in_place(made, made[name].operands[0]):
+            size = min(size, _size(made[made[name].operands[1]].result))
+        total += 0 if space else size
+    return total
+
+
+def _in_place(made: Mapping[str, Instruction], name: str) -> bool:
+    """Whether a value is not made here: an operand of the fusion, or memory with nothing in it."""
+    while made[name].opcode == "bitcast":
+        name = made[name].operands[0]
+    return made[name].opcode == "parameter" or "AllocateBuffer" in made[name].line

@@ -12,6 +12,7 @@ from kdk_bench.compiling.described import arguments
 from kdk_bench.modelled.rows import MODELLED, Cost, Row, failed, own_kernel
 from kdk_bench.work import least_bytes, least_flops
 
+APART = 1200.0  # seconds for one row: the largest trace takes minutes
 ROOFLINE = "roofline"
 COLUMNS = ("in order", "bounds", "tensor\nvector", "scalar\ngpsimd", "DMA\nHBM", "limiting", f"x {ROOFLINE}")
 NO_BASELINE = "what Neuron's compiler makes of the reference cannot be had here: there is no ratio to it"
@@ -37,7 +38,6 @@ class Model:
         except Exception as error:
             return [failed(heat, "kdk nki", "nki", error)]
         return [_row(heat, case, launches)]
-
 
     def cost(self, function: Any, args: tuple[Any, ...], target: str) -> Cost:
         """The time of the engines in order."""

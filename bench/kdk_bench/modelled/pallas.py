@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from kdk.cases import Case
+from kdk.op import Op
 from kdk.registry import OPERATORS
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.compiling.described import arguments
@@ -18,7 +21,10 @@ from kdk_bench.modelled.tpu_chips import CHIPS
 from kdk_bench.work import least_flops
 
 ROOFLINE, WITHOUT = "roofline", "without kdk"
+AT_LEAST, AT_MOST, OF_BYTES = f"{WITHOUT}, at least", f"{WITHOUT}, at most", f"{WITHOUT}, HBM bytes"
+MARKS = {WITHOUT: "", AT_LEAST: "≥ ", AT_MOST: "≤ ", OF_BYTES: "bytes "}
 BASELINE = "torch, by TorchTPU"
+ALGORITHM = "its algorithm, by XLA"
 COLUMNS = ("time\n(bound)", "cycles\nof the compiler", "HBM", f"x {ROOFLINE}", f"x {WITHOUT}")
 
 
@@ -37,7 +43,7 @@ class Model:
         self.profiler.__exit__(kind, value, trace)
 
     def rows(self, heat: Heat, case: Case) -> list[Row]:
-        """The kernel's and the torch reference's."""
+        """The kernel's, that of its algorithm left to XLA where the operator has it, and the torch reference's."""
         op = OPERATORS[heat.op].op
         floor = tpu.roofline(op, heat.direction, case, heat.dtype, heat.target)
         args = arguments(op, heat.direction, case, heat.dtype)
@@ -48,6 +54,9 @@ class Model:
             found.insert(0, own)
         else:
             found.insert(0, entry(heat, "kdk pallas", "pallas", tpu.of_jax(self.profiler, *own, heat.target)))
+            twin = left_to_xla(op, heat.direction)
+            if twin is not None:
+                found.insert(1, entry(heat, ALGORITHM, "", tpu.of_jax(self.profiler, twin, own[1], heat.target)))
         work = {"bytes": floor.bytes, "flops": least_flops(op, heat.direction, heat.sizes), "roofline_seconds": floor.us * 1e-6}
         return [
             replace(row, ratios={**row.ratios, ROOFLINE: row.us / floor.us}, figures={**row.figures, **work}) if row.us else row
@@ -73,8 +82,16 @@ class Model:
         return tpu.of_stablehlo(self.profiler, text, target, caveats=tpu.of_kernels(text))
 
 
+def left_to_xla(op: Op, direction: str) -> Callable[..., Any] | None:
+    """A kernel's own algorithm in jax, on the kernel's arguments: of the operator's xla.py, or xla_backward.py, if it has one."""
+    name = f"{op.package}.xla{'' if direction == 'forward' else '_backward'}"
+    if importlib.util.find_spec(name) is None:
+        return None
+    return getattr(importlib.import_module(name), direction)  # type: ignore[no-any-return]
+
+
 def _cost(estimate: tpu.Estimate) -> Cost:
-    if estimate.us is None or estimate.cycles is None:
+    if estimate.us is None or estimate.cycles is None or estimate.at_least:
         return Cost(why_not=estimate.why_not or "; ".join(estimate.caveats) or "the profiler gives no cycles")
     text = f"{estimate.us:.1f} us, {estimate.bound}; {estimate.cycles:,} cycles"
     return Cost((round(estimate.us, 2), estimate.cycles), estimate.us * 1e-6, text, MODELLED)
@@ -91,35 +108,42 @@ def entry(heat: Heat, contender: str, implementation: str, estimate: tpu.Estimat
         "hbm_bandwidth": CHIPS[heat.target].bandwidth,
         "bound": estimate.bound,
         "stand_in": estimate.stand_in,
+        "at_least": estimate.at_least,
     }
     return Row(heat, contender, implementation, MODELLED, "", estimate.us, {}, figures, estimate.caveats)
 
 
 def compared(rows: Sequence[Row], plain: Row) -> list[Row]:
-    """Every row's ratio to the plain one: of the times; of the HBM bytes, and saying so, where one of the two has no cycles."""
-    found = []
-    for row in rows:
-        if row.us is None or plain.us is None:
-            found.append(row)
-        elif row.figures["cycles"] is None or plain.figures["cycles"] is None:
-            said = () if row is plain else (f"the ratio to {WITHOUT} is that of the HBM bytes: of one of the two there are no cycles",)
-            ratio = row.figures["hbm_bytes"] / plain.figures["hbm_bytes"]
-            found.append(replace(row, ratios={WITHOUT: ratio}, caveats=(*row.caveats, *said)))
-        else:
-            found.append(replace(row, ratios={WITHOUT: row.us / plain.us}))
-    return found
+    """Every row's ratio to the plain one: of the times, a bound where one of the two takes at least its time; where both do, of
+    the HBM bytes. The caveat says which."""
+    return [row if row.us is None or plain.us is None else _compared(row, plain) for row in rows]
+
+
+def _compared(row: Row, plain: Row) -> Row:
+    assert row.us is not None and plain.us is not None
+    ratio, own, other = row.us / plain.us, row.figures["at_least"], plain.figures["at_least"]
+    if row is plain or not (own or other):
+        return replace(row, ratios={WITHOUT: ratio})
+    if own and other:
+        said = f"the ratio to {WITHOUT} is that of the HBM bytes: the cycles of both are not known in full"
+        return replace(row, ratios={OF_BYTES: row.figures["hbm_bytes"] / plain.figures["hbm_bytes"]}, caveats=(*row.caveats, said))
+    said = f"the ratio to {WITHOUT} is {'at least' if own else 'at most'} that: of one of the two the cycles are not known in full"
+    return replace(row, ratios={AT_LEAST if own else AT_MOST: ratio}, caveats=(*row.caveats, said))
 
 
 def cells(row: Row) -> list[str]:
     """The row's figures, column by column."""
     figures = row.figures
     cycles = figures["cycles"]
-    ratios = [row.ratios.get(name) for name in (ROOFLINE, WITHOUT)]
+    least = "≥ " if figures["at_least"] else ""
+    floor = "" if ROOFLINE not in row.ratios else f"{least}{row.ratios[ROOFLINE]:.2f}"
+    without = "".join(f"{mark}{row.ratios[name]:.2f}" for name, mark in MARKS.items() if name in row.ratios)
     return [
-        f"{row.us:.1f} us\n{figures['bound'] or 'HBM alone'}",
-        "none" if cycles is None else f"{cycles:,}\n{cycles / figures['clock'] * 1e6:.1f} us",
+        f"{least}{row.us:.1f} us\n{figures['bound'] or 'HBM alone'}",
+        "none" if cycles is None else f"{least}{cycles:,}\n{cycles / figures['clock'] * 1e6:.1f} us",
         f"{figures['hbm_bytes'] / 1e6:.1f} MB\n{figures['hbm_bytes'] / figures['hbm_bandwidth'] * 1e6:.1f} us",
-        *["" if ratio is None else f"{ratio:.2f}" for ratio in ratios],
+        floor,
+        without,
     ]
 
 

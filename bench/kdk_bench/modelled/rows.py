@@ -6,6 +6,7 @@ A language has a module here by its own name, with
     Model(directory)        a context; .rows(heat, case) -> the rows of one operator, direction, case, dtype and chip
                             .cost(function, args, target) -> the `Cost` of a kernel's function, for `kdk tune`
                             .plain(heat, args) -> that of the reference without kdk, which takes the same arguments
+    APART                   optional: seconds that a heat may take; its heats share nothing, so each has a process of its own
 """
 
 from __future__ import annotations

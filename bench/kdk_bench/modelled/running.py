@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +20,8 @@ from kdk.registry import OPERATORS
 from kdk_bench import listing
 from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.modelled.rows import COMPILED, FAILED, MODELLED, UNKNOWN, Row, failed, model_of
+from kdk_bench.runner import begin
+from kdk_bench.workers import DIED, HUNG, each
 
 FIGURES = (MODELLED, COMPILED)
 
@@ -57,14 +61,51 @@ def run(plan: Sequence[tuple[Heat, Case]], directory: str | None, progress: Call
             for i, heat, _ in mine:
                 found[i] = [Row(heat, f"kdk {language}", language, UNKNOWN, f"there is no model of the chips of {language}")]
             continue
+        limit = getattr(module, "APART", None)
+        if limit and len(mine) > 1:
+            found |= _apart(mine, directory, limit, progress)
+            continue
         with module.Model(directory) as model:
             for i, heat, case in mine:
-                try:
-                    found[i] = [_with_selection(row) for row in model.rows(heat, case)]
-                except Exception as error:  # of the operator's own code, which runs on tensors without data here
-                    found[i] = [failed(heat, f"kdk {language}", language, error)]
+                found[i] = _rows(model, heat, case)
                 progress()
     return [row for i in range(len(plan)) for row in found[i]]
+
+
+def _rows(model: Any, heat: Heat, case: Case) -> list[Row]:
+    try:
+        return [_with_selection(row) for row in model.rows(heat, case)]
+    except Exception as error:  # of the operator's own code, which runs on tensors without data here
+        language = TARGETS[heat.target]
+        return [failed(heat, f"kdk {language}", language, error)]
+
+
+def _alone(directory: str | None, task: tuple[int, Heat, Case]) -> list[Row]:
+    """In a process of its own."""
+    import kdk.ops  # noqa: F401
+
+    _, heat, case = task
+    module = model_of(heat.target)
+    assert module is not None
+    with module.Model(directory) as model:
+        return _rows(model, heat, case)
+
+
+def _apart(
+    mine: Sequence[tuple[int, Heat, Case]], directory: str | None, limit: float, progress: Callable[[], None]
+) -> dict[int, list[Row]]:
+    """Every heat in a process of its own, as many side by side as there are cores: what does not end holds nothing up."""
+    found = {}
+    jobs = min(os.cpu_count() or 1, len(mine))
+    for (i, heat, _), rows in each(
+        functools.partial(begin, directory), functools.partial(_alone, directory), list(mine), jobs=jobs, limit=limit
+    ):
+        if rows in (DIED, HUNG):
+            reason = "the process of this row died" if rows == DIED else f"not traced and modelled within {limit:.0f} s"
+            rows = [Row(heat, f"kdk {TARGETS[heat.target]}", TARGETS[heat.target], UNKNOWN, reason)]
+        found[i] = rows
+        progress()
+    return found
 
 
 def _with_selection(row: Row) -> Row:

@@ -33,8 +33,9 @@ EVIDENCE = "modelled"
 class Estimate:
     """us: modelled microseconds, None where nothing is known (`why_not` says why).
 
-    cycles: None where the compiler gave none; us is the HBM side alone then, and `caveats` says so. caveats: what is counted too
-    low or not at all. stand_in: another program was modelled in place of the one that was asked for.
+    cycles: None where the compiler gave none; us is the HBM side alone then, and `caveats` says so. at_least: the cycles are of a
+    part of the program, or there are none: it takes `us` or more. caveats: what is counted too low or not at all.
+    stand_in: another program was modelled in place of the one that was asked for.
     """
 
     target: str
@@ -44,6 +45,13 @@ class Estimate:
     caveats: tuple[str, ...] = ()
     why_not: str = ""
     stand_in: bool = False
+    at_least: bool = False
+
+    @property
+    def of_hbm(self) -> Estimate:
+        """The HBM side alone."""
+        us = None if self.hbm_bytes is None else self.hbm_bytes / CHIPS[self.target].bandwidth * 1e6
+        return replace(self, us=us, cycles=None, at_least=True)
 
     @property
     def bound(self) -> str:
@@ -78,11 +86,15 @@ def of_stablehlo(profiler: Profiler, text: str, target: str, *, reread_bytes: in
     found = cost(program.text, program.profile)
     said = [*caveats, *found.caveats]
     if found.cycles is None:
-        said.append(f"HBM side alone: {program.why_not or 'no instruction has an estimate'}")
+        why_not = f"the profiler gives no cycles: {program.why_not}" if program.why_not else "no instruction has an estimate"
+        said.append(f"HBM side alone, it takes at least that: {why_not}")
+    elif program.why_not:
+        said.append(f"at least: the cycles are of what the profiler had done before {program.why_not}")
     chip = CHIPS[target]
     hbm_bytes = found.hbm_bytes + reread_bytes
     us = max((found.cycles or 0) / chip.clock, hbm_bytes / chip.bandwidth) * 1e6
-    return Estimate(target, us, found.cycles, hbm_bytes, tuple(dict.fromkeys(said)))
+    at_least = found.cycles is None or bool(program.why_not)
+    return Estimate(target, us, found.cycles, hbm_bytes, tuple(dict.fromkeys(said)), at_least=at_least)
 
 
 def of_jax(profiler: Profiler, function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Estimate:

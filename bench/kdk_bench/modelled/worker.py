@@ -1,26 +1,31 @@
-"""python -m kdk_bench.modelled.worker [profile]: compiles what it is given on standard input. See profiler.py."""
+"""python -m kdk_bench.modelled.worker FOLDER [profile]: compiles what it is given on standard input. See profiler.py."""
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libtpu prints is no answer
-    with tempfile.TemporaryDirectory(prefix="kdk-profile-") as folder:
-        profiling = sys.argv[1:] == ["profile"]
-        if profiling:
-            given = os.environ.get("LIBTPU_INIT_ARGS", "")
-            os.environ["LIBTPU_INIT_ARGS"] = f"{given} --xla_jf_dump_static_llo_profile_to={folder}".strip()
-        from kdk.backends.pallas.environment import prepare_jax
+    folder, profiling = sys.argv[1], sys.argv[2:] == ["profile"]
+    _add("XLA_FLAGS", f"--xla_dump_to={folder} --xla_dump_hlo_as_text=true")
+    if profiling:
+        _add("LIBTPU_INIT_ARGS", f"--xla_jf_dump_static_llo_profile_to={folder}")
+        # On one CPU it takes the instructions in their order: what is written before an abort is the same every time.
+        mine = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {mine[os.getpid() % len(mine)]})
+    from kdk.backends.pallas.environment import prepare_jax
 
-        prepare_jax()
-        from kdk_bench.modelled.profiler import serve
+    prepare_jax()
+    from kdk_bench.modelled.profiler import serve
 
-        serve(sys.stdin.buffer, answers, folder if profiling else "")
+    serve(sys.stdin.buffer, answers, folder)
+
+
+def _add(variable: str, flags: str) -> None:
+    os.environ[variable] = f"{os.environ.get(variable, '')} {flags}".strip()
 
 
 if __name__ == "__main__":

@@ -92,8 +92,10 @@ def _of(model: Model, op: str, heat: Heat, name: str) -> list[InBlock]:
         if estimate.us is None:
             return [InBlock(op, heat, UNKNOWN, estimate.why_not)]
     caveats = tuple(dict.fromkeys((*kernel.caveats, *reference.caveats)))
-    if (kernel.cycles is None) != (reference.cycles is None):
-        return [InBlock(op, heat, UNKNOWN, f"of one of the two there are no cycles: {'; '.join(caveats)}")]
+    if kernel.at_least != reference.at_least:
+        return [InBlock(op, heat, UNKNOWN, f"of one of the two the cycles are not known in full: {'; '.join(caveats)}")]
+    if kernel.at_least:  # of both: the bytes of HBM are all that they can be compared by
+        kernel, reference = kernel.of_hbm, reference.of_hbm
     return [InBlock(op, heat, KNOWN, "", kernel.us, reference.us, tuple(dict.fromkeys(keys)), caveats)]
 
 

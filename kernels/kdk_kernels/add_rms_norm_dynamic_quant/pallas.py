@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kdk_kernels.rms_norm.pallas import block_rows, too_wide
-from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, quantised
+from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, in_lanes, quantised, store_in_lanes
 from kdk_kernels.rms_norm_dynamic_quant.pallas import TUNABLE as TUNABLE
 
 
@@ -19,7 +19,8 @@ def _kernel(
     new_residual[...] = total
     values = total.astype(jnp.float32)
     rstd = jax.lax.rsqrt(jnp.sum(values * values, axis=-1, keepdims=True) / H + eps)
-    q[...], scale[...] = quantised(values * rstd * (weight[...].astype(jnp.float32) + offset), q.dtype)
+    q[...], column = quantised(values * rstd * (weight[...].astype(jnp.float32) + offset), q.dtype)
+    store_in_lanes(scale, column)
 
 
 def forward(
@@ -31,20 +32,19 @@ def forward(
     N = flat.shape[0]
     rows = block_rows(N, 2 * H, rows, LEAST_ROWS)
     tile = pl.BlockSpec((rows, H), lambda i: (i, 0))
+    scales, line = in_lanes(N, rows)
     q, scale, new_residual = pl.pallas_call(
         functools.partial(_kernel, eps, offset, H),
-        out_shape=(
-            jax.ShapeDtypeStruct((N, H), dtype), jax.ShapeDtypeStruct((N, 1), jnp.float32), jax.ShapeDtypeStruct((N, H), x.dtype)
-        ),
+        out_shape=(jax.ShapeDtypeStruct((N, H), dtype), scales, jax.ShapeDtypeStruct((N, H), x.dtype)),
         grid=(pl.cdiv(N, rows),),
         in_specs=[tile, tile, pl.BlockSpec((1, H), lambda i: (0, 0))],
-        out_specs=(tile, pl.BlockSpec((rows, 1), lambda i: (i, 0)), tile),
+        out_specs=(tile, line, tile),
         cost_estimate=pl.CostEstimate(
             flops=8 * N * H, transcendentals=N, bytes_accessed=N * H * (3 * x.dtype.itemsize + 1) + 4 * N
         ),
         interpret=interpret,
-    )(flat, residual.reshape(-1, H), weight.reshape(1, H))  # fmt: skip
-    return q.reshape(x.shape), scale.reshape(x.shape[:-1]), new_residual.reshape(x.shape)
+    )(flat, residual.reshape(-1, H), weight.reshape(1, H))
+    return q.reshape(x.shape), scale.reshape(-1)[:N].reshape(x.shape[:-1]), new_residual.reshape(x.shape)
 
 
 def supports(

@@ -15,6 +15,7 @@ CASES = Cases(
         Case("qwen3-8b", {"N": 8192, "H": 4096, "V": 151936}),
         Case("gemma-2-9b", {"N": 4096, "H": 3584, "V": 256000}, {"softcap": 30.0}),
         Case("gemma-3-12b", {"N": 4096, "H": 3840, "V": 262208}),
+        Case("qwen3-0.6b, 512 tokens", {"N": 512, "H": 1024, "V": 151936}),  # as much as libtpu's profiler bears
         Case("gpt-2, smoothed", {"N": 8192, "H": 768, "V": 50257}, {"label_smoothing": 0.1}),
     ),
 )

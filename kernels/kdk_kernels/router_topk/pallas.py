@@ -45,7 +45,7 @@ def nan_first(x: Any) -> Any:
     return jnp.where(jnp.isnan(x), jnp.inf, x)
 
 
-def _take(key: Any, who: Any) -> tuple[Any, Any, Any, Any, Any]:
+def take(key: Any, who: Any) -> tuple[Any, Any, Any, Any, Any]:
     """The largest key of every column, who has it (the first), where, and what is left: nobody, with -inf, in its place."""
     best = jnp.max(key, 0, keepdims=True)
     first = jnp.min(jnp.where(key == best, who, NOBODY), 0, keepdims=True)
@@ -53,17 +53,17 @@ def _take(key: Any, who: Any) -> tuple[Any, Any, Any, Any, Any]:
     return best, first, hit, jnp.where(hit, -jnp.inf, key), jnp.where(hit, NOBODY, who)
 
 
-def _counted(rows: int) -> Any:
-    return jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 0).astype(jnp.float32)
+def _counted(rows: int, columns: int) -> Any:
+    return jax.lax.broadcasted_iota(jnp.int32, (rows, columns), 0).astype(jnp.float32)
 
 
 def _group_scores(scores: Any, groups: int) -> Any:
-    """(E, LANES) -> (groups, LANES): the sums of the two largest."""
+    """(E, tokens) -> (groups, tokens): the sums of the two largest."""
     size, found = len(scores) // groups, []
-    who = _counted(size)
+    who = _counted(size, scores.shape[1])
     for g in range(groups):
         members = scores[g * size : (g + 1) * size]
-        first, _, _, rest, _ = _take(members, who)
+        first, _, _, rest, _ = take(members, who)
         found.append(first + jnp.max(rest, 0, keepdims=True))
     return nan_first(jnp.concatenate(found, 0))
 
@@ -71,60 +71,74 @@ def _group_scores(scores: Any, groups: int) -> Any:
 def _within_groups(key: Any, who: Any, scores: Any, groups: int, top_groups: int) -> tuple[Any, Any]:
     """Keys and experts with those outside of the best groups taken out."""
 
-    def take(_: Any, carry: Any) -> Any:
+    def best(_: Any, carry: Any) -> Any:
         left, names, chosen = carry
-        _, _, hit, left, names = _take(left, names)
+        _, _, hit, left, names = take(left, names)
         return left, names, jnp.where(hit, 1.0, chosen)
 
-    start = _group_scores(scores, groups), _counted(groups), jnp.zeros((groups, LANES), jnp.float32)
-    chosen, size = loop(top_groups, take, start)[2], len(key) // groups
-    wide = [jnp.broadcast_to(chosen[g : g + 1], (size, LANES)) for g in range(groups)]
+    size, tokens = len(key) // groups, key.shape[1]
+    start = _group_scores(scores, groups), _counted(groups, tokens), jnp.zeros((groups, tokens), jnp.float32)
+    chosen = loop(top_groups, best, start)[2]
+    wide = [jnp.broadcast_to(chosen[g : g + 1], (size, tokens)) for g in range(groups)]
     inside = jnp.concatenate(wide, 0) > 0
     return jnp.where(inside, key, -jnp.inf), jnp.where(inside, who, NOBODY)
 
 
+def ranking(x: Any, bias: Any, softmax: bool, groups: int, top_groups: int, renormalize: bool) -> tuple[Any, Any, Any, Any]:
+    """Of logits (E, tokens): what the experts are ranked by, their numbers; the largest logit and the softmax's sum where it is needed."""
+    key, who, scores, total = nan_first(x), _counted(*x.shape), x, 1.0
+    top: Any = 0.0
+    if softmax and (bias is not None or groups > 1 or not renormalize):
+        top = jnp.max(x, 0, keepdims=True)
+        total = jnp.sum(jnp.exp(x - top), 0, keepdims=True)
+    if bias is not None or groups > 1:
+        scores = jnp.exp(x - top) / total if softmax else jax.nn.sigmoid(x)
+    if bias is not None:
+        scores = scores + bias
+        key = nan_first(scores)
+    if groups > 1:
+        key, who = _within_groups(key, who, nan_first(scores), groups, top_groups)
+    return key, who, top, total
+
+
+def weigh(chosen: Any, top: Any, total: Any, softmax: bool, renormalize: bool) -> Any:
+    """The weights of chosen logits (k, tokens)."""
+    if softmax and renormalize:
+        w = jnp.exp(chosen - jnp.max(chosen, 0, keepdims=True))
+        return w / jnp.sum(w, 0, keepdims=True)
+    if softmax:
+        return jnp.exp(chosen - top) / total
+    w = jax.nn.sigmoid(chosen)
+    return w / (jnp.sum(w, 0, keepdims=True) + 1e-20) if renormalize else w
+
+
 def _kernel(
-    k: int, scoring: str, groups: int, top_groups: int, renormalize: bool, scale: float,
+    k: int, softmax: bool, groups: int, top_groups: int, renormalize: bool, scale: float,
     logits: Any, *refs: Any,
 ) -> None:  # fmt: skip
     bias = refs[0] if len(refs) == 5 else None
     weights, indices, found, values = refs[-4:]
-    softmax = scoring == "softmax"
 
     for tokens in chunks(len(logits)):
         x = logits[tokens, :].astype(jnp.float32).T
-        key, who, scores, total = nan_first(x), _counted(len(x)), x, 1.0
-        top: Any = 0.0
-        if softmax and (bias is not None or groups > 1 or not renormalize):
-            top = jnp.max(x, 0, keepdims=True)
-            total = jnp.sum(jnp.exp(x - top), 0, keepdims=True)
-        if bias is not None or groups > 1:
-            scores = jnp.exp(x - top) / total if softmax else jax.nn.sigmoid(x)
-        if bias is not None:
-            scores = scores + bias[...]
-            key = nan_first(scores)
-        if groups > 1:
-            key, who = _within_groups(key, who, nan_first(scores), groups, top_groups)
+        key, who, top, total = ranking(x, None if bias is None else bias[...], softmax, groups, top_groups, renormalize)
 
-        def take(j: Any, carry: Any, x: Any = x, tokens: slice = tokens) -> Any:
-            best, first, hit, key, who = _take(*carry)
+        def choose(j: Any, carry: Any, x: Any = x, tokens: slice = tokens) -> Any:
+            best, first, hit, key, who = take(*carry)
             if bias is not None or not softmax:  # the key is not the logit, or hides that it is NaN, which no softmax forgives
                 best = jnp.sum(jnp.where(hit, x, 0.0), 0, keepdims=True)
             found[pl.ds(j, 1), tokens], values[pl.ds(j, 1), tokens] = first, best
             return key, who
 
-        loop(k, take, (key, who))
-        chosen = values[:, tokens]
-        if softmax and renormalize:
-            w = jnp.exp(chosen - jnp.max(chosen, 0, keepdims=True))
-            w = w / jnp.sum(w, 0, keepdims=True)
-        elif softmax:
-            w = jnp.exp(chosen - top) / total
-        else:
-            w = jax.nn.sigmoid(chosen)
-            w = w / (jnp.sum(w, 0, keepdims=True) + 1e-20) if renormalize else w
+        loop(k, choose, (key, who))
+        w = weigh(values[:, tokens], top, total, softmax, renormalize)
         weights[:, tokens] = (w * scale).astype(weights.dtype)
         indices[:, tokens] = found[:, tokens].astype(jnp.int32)
+
+
+def limits(groups: Optional[int], top_groups: Optional[int]) -> tuple[int, int]:
+    """The groups that limit the choice, and how many of them it may come from: all of the groups are no limit."""
+    return (groups, top_groups) if groups is not None and top_groups is not None and top_groups != groups else (1, 1)
 
 
 def forward(
@@ -136,11 +150,10 @@ def forward(
     N = flat.shape[0]
     block = block_of(N, E, k)
     padded = pl.cdiv(N, LANES) * LANES
-    number = groups if groups is not None and top_groups != groups else 1  # all of the groups are no limit
     columns = pl.BlockSpec((k, block), lambda i: (0, i))
     more = [] if bias is None else [bias.astype(jnp.float32).reshape(E, 1)]
     weights, indices = pl.pallas_call(
-        functools.partial(_kernel, k, scoring, number, top_groups or 1, renormalize, scale),
+        functools.partial(_kernel, k, scoring == "softmax", *limits(groups, top_groups), renormalize, scale),
         out_shape=(jax.ShapeDtypeStruct((k, padded), logits.dtype), jax.ShapeDtypeStruct((k, padded), jnp.int32)),
         grid=(pl.cdiv(N, block),),
         in_specs=[pl.BlockSpec((block, E), lambda i: (i, 0))] + [pl.BlockSpec((E, 1), lambda i: (0, 0)) for _ in more],

@@ -83,9 +83,8 @@ def loaded(stablehlo: str, target: str) -> Any:
         return where.client.compile(ir.Module.parse(stablehlo), _jax.DeviceList((where,)), compiler.get_compile_options(1, 1))
 
 
-def executable(stablehlo: str, target: str) -> str:
+def text_of(program: Any) -> str:
     """The optimised program of `loaded` as text. XLA cannot read back some of the programs that it compiles: it raises then."""
-    program = loaded(stablehlo, target)
     modules = program.get_hlo_modules() if hasattr(program, "get_hlo_modules") else program.hlo_modules()
     return str(modules[0].to_string())
 
