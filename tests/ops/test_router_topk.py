@@ -175,6 +175,17 @@ def test_what_is_a_right_choice() -> None:
     assert not is_valid(near, [0, 3], bias=bias)
 
 
+def test_a_nan_and_an_infinity_are_ranked_alike_only_without_a_bias() -> None:
+    """With one, a NaN stays before all, and sigmoid(inf) + bias is an ordinary number."""
+    logits, bias = torch.tensor([[INF, NAN, 0.0]]), torch.tensor([1.0, 1.0, 0.0])
+    for given, first in ((bias, [1, 0]), (None, [0, 1])):
+        _, indices = kdk.ops.router_topk(logits, 2, scoring="sigmoid", bias=given)
+        assert indices.tolist() == [first]
+        arguments = {"logits": logits.double(), "bias": given, "scoring": "sigmoid", "groups": None, "top_groups": None}
+        assert choice.valid(arguments, {"indices": indices}, 1e-6).all()
+        assert not choice.valid(arguments, {"indices": indices.flip(-1)}, 1e-6).any()
+
+
 def test_what_is_a_right_choice_of_groups() -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, -3.0, 2.0, 2.0, 0.0, 1.0]])
     more = {"scoring": "sigmoid", "groups": 4, "top_groups": 1}

@@ -38,7 +38,9 @@ def valid(arguments: Mapping[str, Any], chosen: Mapping[str, Tensor], tolerance:
     error = torch.nan_to_num(scores * far, nan=0.0, posinf=0.0, neginf=0.0) + torch.finfo(torch.float32).tiny
     off = torch.nan_to_num(tolerance * (error + added.abs()), nan=0.0, posinf=0.0)
     key, slack = (nan_first(x), torch.zeros_like(x)) if bias is None else (biased, off)
-    inputs = nan_first(x), added.expand_as(x)
+    # A NaN comes before all and ties with other NaN whatever their bias; with an infinity only where the logits are ranked.
+    own = x if bias is None else x.clamp_max(torch.finfo(x.dtype).max)
+    inputs = nan_first(own), torch.where(x.isnan(), 0.0, added)
     rows = _Rows(key, slack, inputs, at)
     right = rows.in_order()
     if groups is None:
