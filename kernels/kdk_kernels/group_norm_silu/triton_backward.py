@@ -132,11 +132,11 @@ def backward(
     N, C, P = x.shape
     inputs = grad, x, weight, bias, mean.contiguous(), rstd.contiguous()
     strides = (*grad.stride(), *x.stride(), weight.stride(0), bias.stride(0))
-    one = whole(x, groups) if dx is not None else {}
+    one = whole(x, groups) if dx is not None else {}  # without dx, more programs share the sums
     shape, tiles = tile(x)
     blocks = 1 if one else triton.cdiv(P, shape["PIXELS"])
     of_bias, of_weight = (torch.empty((N, C, blocks), dtype=torch.float32, device=x.device) for _ in range(2))
-    if one:
+    if dx is not None and one:
         out = dx.view(N, C, P)
         _group[(N * groups,)](*inputs, of_bias, of_weight, out, C // groups, P, groups, *strides, *out.stride(), **one)
     else:
