@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -73,6 +72,7 @@ def compile_command(
 def write_timeline(found: Iterable[tuple[Any, list[dict[str, Any]]]], file: str) -> int:
     """Trace events of several rows in one file, each row's processes under its name. The number of rows."""
     from kdk.errors import UsageError
+    from kdk_bench import report as reports
 
     together: list[dict[str, Any]] = []
     count, first = 0, 0
@@ -87,5 +87,5 @@ def write_timeline(found: Iterable[tuple[Any, list[dict[str, Any]]]], file: str)
     if not count:
         raise UsageError("KDK-TIMELINE", "no compiled row has a timeline", limit="NKI kernels have one", way_out="--target trn2")
     content = {"traceEvents": together, "displayTimeUnit": "ns", "otherData": {"evidence": "modelled"}}
-    Path(file).write_text(json.dumps(content))
+    reports.write(json.dumps(content), file, "the timeline", "a file in a folder that is there")
     return count

@@ -50,11 +50,16 @@ def write_json(report: Mapping[str, Any], destination: str) -> None:
     if destination == "-":
         print(text)
     else:
-        try:
-            Path(destination).write_text(text + "\n")
-        except OSError as error:
-            limit, way_out = error.strerror or str(error), "--json - prints it"
-            raise UsageError("KDK-JSON", "the report cannot be written", value=destination, limit=limit, way_out=way_out) from None
+        write(text + "\n", destination, "the report", "--json - prints it")
+
+
+def write(text: str, destination: str, what: str, way_out: str) -> None:
+    """To a file; UsageError where that cannot be written."""
+    try:
+        Path(destination).write_text(text)
+    except OSError as error:
+        limit = error.strerror or str(error)
+        raise UsageError("KDK-JSON", f"{what} cannot be written", value=destination, limit=limit, way_out=way_out) from None
 
 
 def exit_code(results: Sequence[Result]) -> int:

@@ -201,6 +201,35 @@ def test_the_launchers_grid_warps_and_alignment(tmp_path: Path) -> None:
     assert shifted["widest_load_bits"] == 32, "a tensor that begins in between is not loaded in wide words"
 
 
+def test_a_repeated_call_of_a_kernel_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same shapes, dtypes and constants: one simulation. 0, 0.0 and False are three constants; a written argument comes back."""
+    LANGUAGES["nki"].module("launch").prepare()
+    import nki.isa as nisa
+    import nki.language as nl
+
+    from kdk.backends.nki import compile as compiler
+    from kdk.backends.nki.launch import run as call
+
+    traced, got = [], []
+
+    def fill(x: Any, constant: Any) -> Any:
+        traced.append(constant)
+        tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=float(constant))
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    def function(x: torch.Tensor) -> None:
+        for constant in (0, 0, 0.0, False, 0):
+            got.append((x, *call(fill, x, constant)))
+        got.append((x[:1], *call(fill, x[:1], 0)))
+
+    resources = compiler.compile_for(function, (torch.empty(2, 4, device="meta"),), "trn2").resources
+    assert list(map(repr, traced)) == ["0", "0.0", "False", "0"]
+    assert [launch["calls"] for launch in resources["launches"]] == [3, 1, 1, 1] and resources["instructions"] == 12
+    assert all(given is returned for given, returned in got[:-1])
+
+
 @pytest.mark.parametrize("chip, processors", [("sm_80", 108), ("sm_90", 132), ("gfx942", 304)])
 def test_a_launcher_sees_the_chip_that_it_is_compiled_for(chip: str, processors: int) -> None:
     from kdk.backends.triton import absent
@@ -244,6 +273,8 @@ def test_a_timeline_opens_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len({e["pid"] for e in spans}) == 2
     assert run(*row, "--target", "sm_90", "--timeline", str(file)) == cli.USAGE
     assert "NKI kernels have one" in capsys.readouterr().err
+    assert run(*row, "--target", "trn2", "--timeline", str(tmp_path / "nowhere" / "trace.json")) == cli.USAGE
+    assert "the timeline cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -282,6 +313,12 @@ def test_every_kernel_holds_on_every_chip(capsys: pytest.CaptureFixture[str]) ->
     code, results = report(capsys, "--jobs", "2")
     assert {r["target"] for r in results} == set(TARGETS) and {r["implementation"] for r in results} == set(LANGUAGES)
     assert code == cli.HOLDS, [r for r in results if not r["holds"]]
+
+
+def test_linear_recurrence_whose_time_is_cut_into_segments() -> None:
+    """A chip with many processors gets segments, and a branch that sets where the walk ends."""
+    result = rows.compile_task(rows.Task(Row("linear_recurrence", "forward", "triton", "sm_120", "bfloat16")))
+    assert result.outcome == "compiled", result.reason
 
 
 @pytest.mark.slow

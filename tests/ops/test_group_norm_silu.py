@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import kdk
 import kdk.ops
+from kdk.backends import LANGUAGES
 from kdk.errors import InputError
 from kdk_kernels.group_norm_silu import patterns
 from kdk_kernels.group_norm_silu.cases import CASES
@@ -104,6 +105,26 @@ def test_a_group_larger_than_a_tile(implementation: str, groups: int) -> None:
     x = x + torch.linspace(-20, 20, 67).reshape(1, 1, 67, 1)
     assert x[0, 0].numel() > 2 * 4096
     close(by(implementation, x, groups, weight, bias, grad), by_torch(x, groups, weight, bias, grad), 5e-6)
+
+
+@pytest.mark.parametrize("longest, launches", [(1 << 18, (1, 1)), (8, (3, 3))], ids=["whole", "in tiles"])
+def test_triton_launches_by_the_length_of_a_group(longest: int, launches: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's own group is one launch; a longer one is cut into tiles. Both are right, with several tiles to a group."""
+    LANGUAGES["triton"].module("launch").prepare()
+    module = importlib.import_module("kdk_kernels.group_norm_silu.triton")
+    backward = importlib.import_module("kdk_kernels.group_norm_silu.triton_backward")
+    monkeypatch.setattr(module, "WHOLE", longest)
+    monkeypatch.setattr(module, "WHOLE_TILE", 32)
+    monkeypatch.setattr(module, "TILE", 32)
+    x, weight, bias, grad = arguments(2, 12, 5, 7)
+    close(by("triton", x, 3, weight, bias, grad), by_torch(x, 3, weight, bias, grad), 5e-6)
+
+    compile_for = LANGUAGES["triton"].module("compile").compile_for
+    x, grad, statistics = torch.empty(2, 12, 35, device="meta"), torch.empty(2, 12, 35, device="meta"), torch.empty(2, 3, device="meta")
+    weight = bias = torch.empty(12, device="meta")
+    forward = compile_for(module.forward, (x, 3, weight, bias, 1e-5), "sm_90")
+    back = compile_for(backward.backward, (grad, x, weight, bias, statistics, statistics, "x,weight,bias"), "sm_90")
+    assert tuple(len(c.resources["launches"]) for c in (forward, back)) == launches
 
 
 @IMPLEMENTATIONS

@@ -22,7 +22,8 @@ from kdk_bench.modelled.rows import COMPILED, FAILED, UNKNOWN, Cost, Reference, 
 from kdk_bench.work import least_bytes, least_flops
 
 LEAST, UNIQUE = "least bytes", "least bytes, unique"
-INTERPRETED, INTERPRETED_FLOPS = 1 << 18, 1e8  # elements of the largest tensor, and operations: a few seconds
+INTERPRETED, INTERPRETED_FLOPS = 1 << 18, 1e8  # elements of the largest tensor that a case is cut to, and operations: a few seconds
+MOST_INTERPRETED = 1 << 23  # elements of one token or image that are interpreted all the same
 ENOUGH = 0.5  # occupancy: what lies above it is worth less than what it takes, registers and longer rows
 COLUMNS = (
     "launches",
@@ -77,7 +78,7 @@ class Model:
     def unique(self, heat: Heat, case: Case) -> dict[str, Any]:
         """Bytes at different addresses that the kernel touches, interpreted on the case, its first letter halved until that ends."""
         operator, sizes = OPERATORS[heat.op], cut_to(OPERATORS[heat.op].op, case, INTERPRETED, INTERPRETED_FLOPS)
-        if too_large(operator.op, sizes, INTERPRETED, INTERPRETED_FLOPS):
+        if too_large(operator.op, sizes, MOST_INTERPRETED, INTERPRETED_FLOPS):
             return {"unique_bytes": None, "unique_why_not": "the case is too large to be interpreted, with one token too"}
         lacks = LANGUAGES["triton"].module("launch").missing("cpu")
         if lacks:

@@ -70,6 +70,25 @@ def load_labels(target, start, rows):
     return labels
 
 
+def first_column(start: int, like: Tensor) -> Tensor:
+    """Where a part of the vocabulary starts, as a tensor: as a constant, each part's kernel would be compiled by itself."""
+    return torch.full((1, 1), float(start), dtype=torch.float32, device=like.device)
+
+
+def load_start(start):
+    """`first_column`, the same in every partition."""
+    tile = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=start.ap([[0, ROWS], [1, 1]]))
+    return tile
+
+
+def place_from(labels, origin):
+    """The labels, counted from a part's first column."""
+    place = nl.ndarray(labels.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=place, data1=labels, data2=origin[0 : labels.shape[0]], op=nl.subtract)
+    return place
+
+
 def logits(left, right, first, rows, has_bias, bias, softcap):
     """Rows from `first` on of the product of two turned tensors, in PSUM or SBUF, and the tanh behind them if there is a softcap."""
     width = right[0].shape[1]
@@ -93,8 +112,8 @@ def column(rows):
     return nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
 
 
-def add_tile(z, labels, columns, start, state, smoothed):
-    """Take the logits of columns from `start` on into the state of their rows: maximum, sum, hit, total."""
+def add_tile(z, places, columns, begin, state, smoothed):
+    """Take the logits of a part's columns from `begin` on into the state of their rows: maximum, sum, hit, total."""
     rows, width = z.shape
     top, sum, hit, total = state[:, 0:1], state[:, 1:2], state[:, 2:3], state[:, 3:4]
     largest, negated, factor, part = column(rows), column(rows), column(rows), column(rows)
@@ -110,7 +129,7 @@ def add_tile(z, labels, columns, start, state, smoothed):
     nisa.scalar_tensor_tensor(dst=sum, data=sum, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=part)
     nisa.tensor_copy(dst=top, src=largest)
     place, here = column(rows), nl.ndarray((rows, width), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=place, data=labels, op0=nl.subtract, operand0=float(start))
+    nisa.tensor_scalar(dst=place, data=places, op0=nl.subtract, operand0=float(begin))
     nisa.tensor_scalar(dst=here, data=columns[0:rows, 0:width], op0=nl.equal, operand0=place)
     chosen = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=chosen, value=0.0)
@@ -154,14 +173,14 @@ def finish(state, labels, V, ignore_index, label_smoothing, z_loss):
 def loss_kernel(
     x, weight, target, has_bias, bias, started, before, start, tile, last, V, ignore_index, label_smoothing, softcap, z_loss
 ):  # fmt: skip
-    """x (N, H), a part of the vocabulary from column `start` on: weight (P, H), bias (1, P); target (N, 1), before (N, 4).
+    """x (N, H), a part of the vocabulary from column start (1, 1) on: weight (P, H), bias (1, P); target (N, 1), before (N, 4).
 
     Returns the state (N, 4) or, after the last part, loss and lse (N, 1). softcap 0: none.
     """
     N, P = x.shape[0], weight.shape[0]
     _, left = load_rows(x, 0, N, True)
-    columns = count_columns(tile)
-    states, labels = [], []
+    columns, origin = count_columns(tile), load_start(start)
+    states, labels, places = [], [], []
     for first in range(0, N, ROWS):
         rows = min(ROWS, N - first)
         state = nl.ndarray((rows, 4), dtype=nl.float32, buffer=nl.sbuf)
@@ -173,6 +192,7 @@ def loss_kernel(
             nisa.tensor_scalar(dst=state[:, 0:1], data=state[:, 0:1], op0=nl.multiply, operand0=2.0)  # -inf
         states.append(state)
         labels.append(load_labels(target, first, rows))
+        places.append(place_from(labels[-1], origin))
     for begin in range(0, P, tile):
         width = min(tile, P - begin)
         _, right = load_rows(weight, begin, width, True)
@@ -181,7 +201,7 @@ def loss_kernel(
             shift = load_bias(bias, begin, width)
         for i in range(len(states)):
             z, _ = logits(left, right, i * ROWS, states[i].shape[0], has_bias, shift, softcap)
-            add_tile(z, labels[i], columns, start + begin, states[i], label_smoothing != 0.0)
+            add_tile(z, places[i], columns, begin, states[i], label_smoothing != 0.0)
     if not last:
         after = nl.ndarray((N, 4), dtype=nl.float32, buffer=nl.shared_hbm)
         for i in range(len(states)):
@@ -226,7 +246,7 @@ def forward(
             part = None if shift is None else shift[:, start:end]
             state = run(
                 loss_kernel, rows, weight[start:end], label, bias is not None, part, bool(state), state[0] if state else None,
-                start, size, end == V, V, ignore_index, label_smoothing, softcap or 0.0, z_loss,
+                first_column(start, x), size, end == V, V, ignore_index, label_smoothing, softcap or 0.0, z_loss,
             )  # fmt: skip
         losses.append(state[0])
         sums.append(state[1])

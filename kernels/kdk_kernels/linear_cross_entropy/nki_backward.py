@@ -18,10 +18,13 @@ from kdk_kernels.linear_cross_entropy.nki import (
     SBUF,
     column,
     count_columns,
+    first_column,
     load_bias,
     load_labels,
     load_rows,
+    load_start,
     logits,
+    place_from,
 )  # fmt: skip
 
 PART = 2048  # columns of the vocabulary in a call
@@ -34,27 +37,28 @@ def load_column(source, start, rows):
     return tile
 
 
-def load_row(grad, target, lse, columns, start, rows, ignore_index, z_loss):
-    """What the gradient of the logits needs of 128 rows: grad, the labels, lse, 1 + 2 z_loss lse, and where they are ignored."""
+def load_row(grad, target, lse, columns, origin, start, rows, ignore_index, z_loss):
+    """What the gradient of the logits needs of 128 rows: grad, the labels as counted from the part's first column, lse,
+    1 + 2 z_loss lse, and where they are ignored."""
     labels, sums, factor = load_labels(target, start, rows), load_column(lse, start, rows), column(rows)
     nisa.tensor_scalar(dst=factor, data=sums, op0=nl.multiply, operand0=2.0 * z_loss, op1=nl.add, operand1=1.0)
     flag = column(rows)
     nisa.tensor_scalar(dst=flag, data=labels, op0=nl.equal, operand0=float(ignore_index))
     ignored = nl.ndarray((rows, columns.shape[1]), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=ignored, data=columns[0:rows], op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=flag)
-    return load_column(grad, start, rows), labels, sums, factor, ignored
+    return load_column(grad, start, rows), place_from(labels, origin), sums, factor, ignored
 
 
-def gradient(z, t, of_row, columns, start, dtype, V, label_smoothing, softcap, z_loss):
-    """The gradient of the logits of columns from `start` on, as stored."""
-    (rows, width), (grad, labels, sums, factor, ignored) = z.shape, of_row
+def gradient(z, t, of_row, columns, begin, dtype, V, label_smoothing, softcap, z_loss):
+    """The gradient of the logits of a part's columns from `begin` on, as stored."""
+    (rows, width), (grad, places, sums, factor, ignored) = z.shape, of_row
     d = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=d, data=z, op0=nl.subtract, operand0=sums, op1=nl.minimum, operand1=0.0)
     nisa.activation(dst=d, op=nl.exp, data=d)
     if z_loss != 0.0:
         nisa.tensor_scalar(dst=d, data=d, op0=nl.multiply, operand0=factor)
     place, hot = column(rows), nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=place, data=labels, op0=nl.subtract, operand0=float(start))
+    nisa.tensor_scalar(dst=place, data=places, op0=nl.subtract, operand0=float(begin))
     nisa.tensor_scalar(
         dst=hot, data=columns[0:rows, 0:width], op0=nl.equal, operand0=place, op1=nl.multiply, operand1=label_smoothing - 1.0
     )
@@ -117,7 +121,7 @@ def gradient_kernel(
     grad, x, weight, target, lse, has_bias, bias, start, tile, V, ignore_index, label_smoothing, softcap, z_loss,
     need_x, x_started, x_before, x_last, need_weight, need_bias, rows_started, weight_before, bias_before, rows_last,
 ):  # fmt: skip
-    """x (N, H), grad, target, lse (N, 1), a part of the vocabulary from column `start` on: weight (P, H), bias (1, P).
+    """x (N, H), grad, target, lse (N, 1), a part of the vocabulary from column start (1, 1) on: weight (P, H), bias (1, P).
 
     Returns what is needed of dx (N, H), dweight (P, H), dbias (P, 1): sums so far in float32, the last ones rounded.
     """
@@ -133,11 +137,11 @@ def gradient_kernel(
         dbias = nl.ndarray((P, 1), dtype=x.dtype if rows_last else nl.float32, buffer=nl.shared_hbm)
         results.append(dbias)
     raw, left = load_rows(x, 0, N, True)
-    columns = count_columns(tile)
+    columns, origin = count_columns(tile), load_start(start)
     of_rows, totals, ones = [], [], []
     for first in blocks:
         rows = min(ROWS, N - first)
-        of_rows.append(load_row(grad, target, lse, columns, first, rows, ignore_index, z_loss))
+        of_rows.append(load_row(grad, target, lse, columns, origin, first, rows, ignore_index, z_loss))
         one = nl.ndarray((rows, 1), dtype=x.dtype, buffer=nl.sbuf)
         nisa.memset(dst=one, value=1.0)
         ones.append(one)
@@ -157,7 +161,7 @@ def gradient_kernel(
         gradients = []
         for i in range(len(of_rows)):
             z, t = logits(left, right, i * ROWS, raw[i].shape[0], has_bias, shift, softcap)
-            d = gradient(z, t, of_rows[i], columns, start + begin, x.dtype, V, label_smoothing, softcap, z_loss)
+            d = gradient(z, t, of_rows[i], columns, begin, x.dtype, V, label_smoothing, softcap, z_loss)
             gradients.append(d)
             if need_x:
                 add_to_dx(totals[i], d, w)
@@ -209,7 +213,7 @@ def backward(
             g, labels, total = (t[rows] for t in narrow)
             part = None if shift is None else shift[:, start:end]
             results = list(run(
-                gradient_kernel, g, flat[rows], weight[start:end], labels, total, bias is not None, part, start, size,
+                gradient_kernel, g, flat[rows], weight[start:end], labels, total, bias is not None, part, first_column(start, x), size,
                 V, ignore_index, label_smoothing, softcap or 0.0, z_loss, need[0], start > 0, dx[i], end == V,
                 need[1], need[2], first > 0, sums.get("weight"), sums.get("bias"), rows.stop == N,
             ))  # fmt: skip

@@ -19,6 +19,7 @@ ROWS_BYTES, COLUMNS_BYTES = 16 << 20, 8 << 20  # of x and of weight in VMEM, eac
 MOST_ROWS, MOST_COLUMNS = 1024, 1280
 TILE = 256  # rows whose logits are worked on at once: the next ones are multiplied under the vector work of these
 WIDEST = COLUMNS_BYTES // (2 * LANES)  # bytes of a row
+PARTS = {2: 0, 4: 6}  # bytes, by those of a number: a product of float32 stands in VMEM in three bfloat16 parts too
 
 
 def up_to(size: int, multiple: int) -> int:
@@ -28,7 +29,7 @@ def up_to(size: int, multiple: int) -> int:
 def blocks(N: int, V: int, H: int, itemsize: int) -> tuple[int, int]:
     """Rows and columns of the vocabulary in a block."""
     rows = min(MOST_ROWS, ROWS_BYTES // (2 * H * itemsize) // TILE * TILE)
-    columns = min(MOST_COLUMNS, COLUMNS_BYTES // (2 * H * itemsize) // LANES * LANES)
+    columns = min(MOST_COLUMNS, max(LANES, COLUMNS_BYTES // (H * (2 * itemsize + PARTS[itemsize])) // LANES * LANES))
     return min(rows, up_to(N, TILE if N > TILE else 16)), min(columns, up_to(V, LANES))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kdk_kernels.linear_cross_entropy.pallas import LANES, dot, padded, product, up_to
+from kdk_kernels.linear_cross_entropy.pallas import LANES, PARTS, dot, padded, product, up_to
 
 VMEM = 40 << 20
 STAYING, STREAMING = 26 << 20, 8 << 20  # bytes of a block that stays, with its gradient and that one's sum, and of one that does not
@@ -21,8 +21,8 @@ Scalars = tuple[int, int, float, Optional[float], float]  # V, ignore_index, lab
 
 def blocks(H: int, itemsize: int) -> tuple[int, int]:
     """Rows of a block that stays in VMEM, which holds it and its gradient twice and a float32 sum, and of one that streams."""
-    staying = STAYING // (H * (4 * itemsize + 4)) // LANES * LANES
-    streaming = STREAMING // (2 * H * itemsize) // LANES * LANES
+    staying = STAYING // (H * (4 * itemsize + 4 + PARTS[itemsize])) // LANES * LANES
+    streaming = max(LANES, STREAMING // (H * (2 * itemsize + PARTS[itemsize])) // LANES * LANES)
     return min(staying, MOST_STAYING), min(streaming, MOST_STREAMING)
 
 
@@ -191,5 +191,7 @@ def supports(
     ignore_index: int, label_smoothing: float, softcap: Any, z_loss: float, needs: str,
 ) -> str | None:  # fmt: skip
     """The least blocks hold whole rows, of x or weight and of the float32 sums of their gradients."""
-    widest = min(STAYING // (LANES * (4 * x.itemsize + 4)), STREAMING // (2 * LANES * x.itemsize))
+    size, parts = x.itemsize, PARTS[x.itemsize]
+    together = (STAYING + STREAMING) // (LANES * (6 * size + 4 + 2 * parts))
+    widest = min(STAYING // (LANES * (4 * size + 4 + parts)), STREAMING // (2 * LANES * size), together)
     return f"H = {x.shape[-1]}: {LANES} rows and their sums fit VMEM up to H = {widest}" if x.shape[-1] > widest else None

@@ -189,7 +189,7 @@ def _scan(
                 fine = fine and _all_finite(first) and _all_finite(second) and _all_finite(at)
             at, at_largest = _after(first, second, at, at_largest, KIND)
         if not fine:  # the first segment's program takes all steps, one after the other
-            begin, end = begin * 0, tl.where(segment == 0, SEGMENTS * length, 0)
+            begin, end = begin * 0, tl.where(segment == 0, SEGMENTS * length, 0).to(tl.int64)
             state = initial if KIND == LINEAR else tl.zeros((1, COLUMNS), tl.float32)
     for start in range(begin, end, STEPS):
         steps = start + tl.arange(0, STEPS)[:, None].to(tl.int64)

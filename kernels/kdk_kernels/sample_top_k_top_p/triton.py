@@ -15,7 +15,7 @@ from torch import Tensor
 from kdk_kernels.sample_top_k_top_p.reference import COLDEST
 
 SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # lower bits of a float32 that such logits do not use
-TILE = 8192  # logits that a program holds at once: 16 warps x 16 values a thread
+TILE = 4096  # logits that a program holds at once: 16 warps x 8 values a thread; of 16 values some spill
 
 
 @triton.jit
@@ -166,6 +166,6 @@ def forward(
     _sample[(triton.cdiv(N, rows),)](
         logits, uniform, k, p, min_p, temperature, token, logprob, N, V, *logits.stride(), *numbers,
         COLDEST=COLDEST, ROWS=rows, BLOCK=block, SHIFT=SHIFTS[logits.dtype],
-        num_warps=max(4, min(16, rows * block // 512)),
+        num_warps=max(4, min(16, rows * block // 256)),
     )  # fmt: skip
     return token, logprob

@@ -4,6 +4,7 @@ capacity of its memories, by kdk's emulator. That is not the vendor's compiler, 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,14 +39,23 @@ def missing() -> str | None:
 
 
 def _traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> list[emulator.Simulation]:
-    """Run the host function on meta tensors; one simulation for every kernel that it calls."""
+    """Run the host function on meta tensors; a simulation for every call of a kernel.
+
+    A call with the shapes, dtypes and constants of an earlier one is that simulation again, as a device compiles it once.
+    """
     simulations = []
+    known: dict[Any, tuple[emulator.Simulation, list[Any]]] = {}
 
     def run(kernel: Callable[..., Any], *args: Any) -> Any:
-        simulation = emulator.simulate(kernel, target=target, data=False)
-        result = simulation(*args)
+        key = _specialisation(kernel, args)
+        if key not in known:
+            simulation = emulator.simulate(kernel, target=target, data=False)
+            result = simulation(*args)
+            results = result if isinstance(result, tuple | list) else [result]
+            known[key] = simulation, [next((i for i, a in enumerate(args) if a is r), r) for r in results]
+        simulation, results = known[key]
         simulations.append(simulation)
-        return tuple([_meta(r) for r in result]) if isinstance(result, tuple | list) else _meta(result)
+        return tuple([args[r] if isinstance(r, int) else _meta(r) for r in results])
 
     old, LOCAL.runner = LOCAL.runner, run
     try:
@@ -55,9 +65,24 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...], target: str) ->
     return simulations
 
 
-def _meta(result: Any) -> Any:
-    if not isinstance(result, emulator.TensorSpec):
-        return result
+def _specialisation(kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a kernel is specialised for; unlike anything else where a constant is no plain value."""
+    found: list[Any] = [getattr(kernel, "function", kernel), getattr(kernel, "grid", 0), str(getattr(kernel, "schedule", ""))]
+    for a in args:
+        if isinstance(a, Tensor):
+            found.append((a.dtype, tuple(a.shape), next(i for i, b in enumerate(args) if a is b)))
+        elif _is_plain(a):
+            found.append(repr(a))  # 0, 0.0 and False are equal, and three constants
+        else:
+            return object()
+    return tuple(found)
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else value is None or isinstance(value, bool | int | float | str)
+
+
+def _meta(result: emulator.TensorSpec) -> Tensor:
     name = {"bool_": "bool"}.get(result.dtype, result.dtype)
     return torch.empty(result.shape, dtype=getattr(torch, name), device="meta")
 
@@ -72,10 +97,10 @@ def compile_for(function: Callable[..., Any], args: tuple[Any, ...], target: str
         return Compiled(target, "failed", f"{type(error).__name__}: {one_line(error)}", evidence="simulated")
     if not simulations:
         return Compiled(target, "failed", "no kernel was called", evidence="simulated")
-    launches = [_resources(s) for s in simulations]
+    launches = [{**_resources(s), "calls": calls} for s, calls in Counter(simulations).items()]
     over = tuple([text for launch in launches for text in exceeded(launch)])
     summary: dict[str, Any] = {name: max(launch[name] for launch in launches) for name in MEMORY}
-    summary |= {"instructions": sum(launch["instructions"] for launch in launches), "launches": launches}
+    summary |= {"instructions": sum(launch["instructions"] * launch["calls"] for launch in launches), "launches": launches}
     return Compiled(target, "compiled", EMULATED, summary, over, evidence="simulated")
 
 
@@ -109,10 +134,13 @@ def modelled(function: Callable[..., Any], args: tuple[Any, ...], target: str) -
 
 
 def timeline(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> list[dict[str, Any]]:
-    """The modelled timeline of the engines, as trace events that ui.perfetto.dev opens: a process for each kernel and core."""
+    """The modelled timeline of the engines, as trace events that ui.perfetto.dev opens: a process for each kernel and core.
+
+    Of calls that are the same simulation, one.
+    """
     found = []
-    for number, simulation in enumerate(_traced(function, args, target)):
-        name = getattr(simulation.kernel, "__name__", "kernel")
+    for number, (simulation, calls) in enumerate(Counter(_traced(function, args, target)).items()):
+        name = getattr(simulation.kernel, "__name__", "kernel") + (f", one of {calls} calls" if calls > 1 else "")
         for event in events(simulation.cores):
             core = event["pid"]
             event["pid"] = 2 * number + core
