@@ -156,6 +156,7 @@ def _splits(n: int, inner: bool, fewest: bool) -> list[tuple[int, ...]]:
 @dataclass(frozen=True)
 class Slot:
     """One kind of case. edge: sizes the focus letter takes. reduced: the focus is a summed letter, the first or the last.
+    place: the focus is the letter declared there; every optional tensor is given and every gradient needed.
     many: the outermost letter takes what MANY_ELEMENTS leave. bare: starred letters are of size 1 and have no dimension."""
 
     name: str
@@ -165,6 +166,7 @@ class Slot:
     mixed: bool = False
     counted: bool = True
     reduced: int | None = None
+    place: int | None = None
     many: bool = False
     pattern: str = ""
     bare: bool = False
@@ -191,13 +193,18 @@ CHANNELS_LAST = (
     Slot("channels last, values of different scale", (64, 129), "channels_last", "scales"),
 )
 BARE = Slot("strided, no leading dimension", (129, 65), "strided", counted=False, bare=True)
+TILES = (
+    Slot("whole tiles, then nothing", (256, 128), place=0),
+    Slot("one more than wide tiles, a chunk", (8193, 4097, 2049, 1025, 513, 257), "chunk", place=-1),
+)
 PATTERNS = ("random", "equal", "sorted", "duplicates")
 """Of indices: drawn; all the same (a hot row); in order; a few values many times."""
 
 
 def slots(op: Op) -> tuple[Slot, ...]:
     """The kinds of cases of an operator in the quick tier."""
-    return (*QUICK, *([SENTINELS] if op.sentinels else []), *(CHANNELS_LAST if op.layouts else ()), *([BARE] if _starred(op) else []))
+    particular = [*([SENTINELS] if op.sentinels else []), *(CHANNELS_LAST if op.layouts else ()), *([BARE] if _starred(op) else [])]
+    return (*QUICK, *particular, *TILES)
 
 
 def _starred(op: Op) -> set[str]:
@@ -266,6 +273,8 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
         letters = [letter for letter in letters if letter not in _starred(op)] or letters
     if slot.name == "empty":
         letters = [letter for letter in letters if cases.dims[letter].minimum == 0] or letters
+    if slot.place is not None:
+        return letters[slot.place]
     if slot.reduced is not None:
         names = [name for name in op.longest if name.startswith("grad ") == (direction == "backward")]
         reduced = list(dict.fromkeys(letter for name in names for letter in op.summed(name)))
@@ -276,7 +285,7 @@ def _focus(op: Op, cases: Cases, slot: Slot, direction: str, turn: int) -> str:
 def _needs(op: Op, slot: Slot, focus: str, turn: int) -> tuple[str, ...]:
     """The gradients to compute: all, one, or all but one in turn; in a long reduction those that sum over its letter."""
     names = tuple(op.uses)
-    if slot.reduced == 0:
+    if slot.reduced == 0 or slot.place is not None:
         return names
     if slot.reduced is not None:
         return tuple(n for n in names if focus in op.summed(f"grad {n}")) or names
@@ -309,8 +318,9 @@ def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: i
     rng = _rng(op.name, slot.name, turn, seed, *([attempt] if attempt else []))
     limit = max(limit, MANY_ELEMENTS) if slot.many else limit
     focus = _focus(op, cases, slot, direction, turn + (attempt if attempt >= ATTEMPTS // 2 else 0))
-    fitting = [e for e in slot.edge if _largest(op, fit({**dict.fromkeys(cases.dims, 2), focus: e}, cases.dims)) <= limit]
-    edge = fitting[0] if slot.reduced is not None and fitting and not attempt else rng.choice(fitting or [1])
+    least = _usual(dict.fromkeys(cases.dims, 2), cases.dims, focus)
+    fitting = [e for e in slot.edge if _largest(op, fit({**least, focus: e}, cases.dims)) <= limit]
+    edge = fitting[0] if (slot.reduced, slot.place) != (None, None) and fitting and not attempt else rng.choice(fitting or [1])
     sizes = _sizes(op, cases, slot, focus, edge, limit, rng, attempt)
     if attempt and (slot.counted or slot.bare):
         sizes = fit(_smaller(sizes, "" if slot.name == "plain" else focus, rng), cases.dims)
@@ -321,7 +331,7 @@ def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: i
     sizes |= dict.fromkeys((*left_out, *(_starred(op) if slot.bare else ())), 1)
     scalars |= {scalar: sizes[letter] for letter, scalar in op.sized.items()}
     one_wide = tuple(name for name in op.tensors if "|1" in op.shapes[name])
-    without = _without(op, turn, seed)
+    without = () if slot.place is not None else _without(op, turn, seed)
     return Problem(
         name=slot.name if turn < len(slots(op)) else f"{slot.name} #{turn}",
         sizes=sizes,

@@ -12,6 +12,8 @@ def valid(sizes: dict[str, int], scalars: dict[str, Any]) -> bool:
     """
     if sizes["E"] > 1040 or sizes["K"] > 64:
         return False
+    if scalars["renormalize"] and sizes["K"] == 1:  # a weight of 1, and a gradient of rounding errors alone, which have no scale
+        return False
     groups, top_groups, experts = scalars["groups"], scalars["top_groups"], sizes["E"]
     if groups is None or top_groups is None:
         return groups is top_groups
