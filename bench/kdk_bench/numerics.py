@@ -269,7 +269,7 @@ class Pool:
     _sums: dict[torch.dtype, _Sums] = field(default_factory=dict)
 
     def add(self, k: Tensor, y: Tensor, o: Tensor, spread: Tensor | None = None) -> None:
-        """spread: as in `judge`. An oracle as near to the middle of two numbers may be rounded to either."""
+        """spread: as in `judge`. What it explains is no error: an oracle as near to the middle of two numbers may be rounded to either."""
         k, y, o = (t.detach().cpu() for t in (k, y, o))
         if k.shape != o.shape or y.shape != o.shape or k.dtype != y.dtype:
             raise ValueError(
@@ -289,12 +289,14 @@ class Pool:
         sums = self._sums.setdefault(k.dtype, _Sums())
         sums.elements += int(relative.sum())
         unit = size[relative] * info.eps
-        sums.kernel += float(((kernel - o)[relative] / unit).pow(2).sum())
-        sums.reference += float(((reference - o)[relative] / unit).pow(2).sum())
+        known = 2 * spread.nan_to_num(posinf=0.0) if spread is not None else torch.zeros_like(o)
+        off, reference_off = (((t - o).abs() - known).clamp_min(0.0) for t in (kernel, reference))
+        sums.kernel += float((off[relative] / unit).pow(2).sum())
+        sums.reference += float((reference_off[relative] / unit).pow(2).sum())
         sums.compared += int(normal.sum())
-        reach = (rounded - o).abs() + (2 * spread if spread is not None else 0.0)
-        sums.kernel_off += int(((kernel - o).abs() > reach)[normal].sum())
-        sums.reference_off += int(((reference - o).abs() > reach)[normal].sum())
+        half = (rounded - o).abs()
+        sums.kernel_off += int((off > half)[normal].sum())
+        sums.reference_off += int((reference_off > half)[normal].sum())
 
     def verdict(self) -> Verdict | None:
         """None below SMALLEST_POOL elements of every dtype; else the first refusal, or acceptance."""

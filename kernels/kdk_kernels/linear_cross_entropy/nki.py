@@ -72,14 +72,16 @@ def load_labels(target, start, rows):
 
 def first_column(start: int, like: Tensor) -> Tensor:
     """Where a part of the vocabulary starts, as a tensor: as a constant, each part's kernel would be compiled by itself."""
-    return torch.full((1, 1), float(start), dtype=torch.float32, device=like.device)
+    return torch.full((1, 1), start, dtype=torch.int32, device=like.device)
 
 
 def load_start(start):
     """`first_column`, the same in every partition."""
-    tile = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=start.ap([[0, ROWS], [1, 1]]))
-    return tile
+    raw = nl.ndarray((ROWS, 1), dtype=start.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=raw, src=start.ap([[0, ROWS], [1, 1]]))
+    origin = nl.ndarray((ROWS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=origin, src=raw)
+    return origin
 
 
 def place_from(labels, origin):
