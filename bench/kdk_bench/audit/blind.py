@@ -24,6 +24,7 @@ from kdk_bench.audit.counting import has_storage, is_view
 RAW = "a raw kernel launch"
 EXTENSION = "a function of a compiled extension"
 LEFT = "a tensor leaves torch"
+THREAD = "another thread"
 UNWRITTEN = "memory that no operator wrote"
 
 LEAVES = {

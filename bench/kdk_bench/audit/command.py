@@ -59,14 +59,17 @@ def targets_of(given: tuple[str, ...]) -> list[str]:
         if name not in PLATFORMS and name not in CHIPS:
             limit = f"platforms are {', '.join(PLATFORMS)}; chips {', '.join(CHIPS)}"
             raise UsageError("AUDIT-TARGET", "unknown target", value=repr(name), limit=limit)
-    return names or list(PLATFORMS)
+    return list(dict.fromkeys(names)) or list(PLATFORMS)
 
 
-KEYS = {
-    "kdk.audit/1": ("findings", "ops", "capture", "model", "platforms"),
-    "kdk.probe/1": ("platform", "device", "versions", "date", "ops"),
+KEYS: dict[str, dict[str, type]] = {
+    "kdk.audit/1": {"findings": list, "ops": list, "capture": dict, "model": str, "platforms": list},
+    "kdk.probe/1": {"platform": str, "device": str, "versions": str, "date": str, "ops": list},
 }
-ROWS = {"kdk.audit/1": ("findings", {"id", "kind", "platform", "program"}), "kdk.probe/1": ("ops", {"op", "tensors", "outcome"})}
+ROWS: dict[str, dict[str, dict[str, type]]] = {
+    "kdk.audit/1": {"findings": {"id": str, "kind": str, "platform": str, "program": dict}, "platforms": {"name": str}},
+    "kdk.probe/1": {"ops": {"op": str, "tensors": list, "outcome": str}},
+}
 """What a report of a schema and its rows have, so that a damaged one is no surprise later."""
 
 
@@ -80,10 +83,10 @@ def read(file: str, schema: str) -> dict[str, Any]:
     if not isinstance(report, dict) or report.get("schema") != schema:
         got = report.get("schema") if isinstance(report, dict) else type(report).__name__
         raise UsageError("KDK-REPORT", f"{file} is not a report of this kind", value=got, limit=schema, way_out="write it again")
-    missing = [key for key in KEYS[schema] if key not in report]
-    rows, needed = ROWS[schema]
-    if not missing and not all(isinstance(row, dict) and needed <= set(row) for row in report[rows]):
-        missing = [f"{' or '.join(sorted(needed))} in one of its {rows}"]
+    missing = [key for key, kind in KEYS[schema].items() if not isinstance(report.get(key), kind)]
+    for rows, needed in ROWS[schema].items() if not missing else ():
+        if not all(isinstance(row, dict) and all(isinstance(row.get(k), t) for k, t in needed.items()) for row in report[rows]):
+            missing.append(f"{' or '.join(sorted(needed))} in one of its {rows}")
     if missing:
         raise UsageError("KDK-REPORT", f"{file} is damaged", value=f"no {', '.join(missing)}", limit=schema, way_out="write it again")
     return report
@@ -149,6 +152,8 @@ def _on_a_target(files: tuple[str, ...], measured: list[dict[str, Any]], platfor
     for file, report in zip(files, measured):
         if report["platform"] not in platforms:
             limit, way_out = f"a report of {', '.join(sorted(platforms))}", "--target with its platform"
+            if report["platform"] not in PLATFORMS:
+                way_out = "python probe.py --device with the platform, on a machine that has it"
             raise UsageError(
                 "AUDIT-EVIDENCE", f"{file} was measured on another platform", value=report["platform"], limit=limit, way_out=way_out
             )
@@ -172,6 +177,9 @@ def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: 
     if arguments and not script:
         way_out = "the arguments of a script go behind --script FILE --; a factory takes none"
         raise UsageError("AUDIT-MODEL", "more than one MODEL", value=" ".join((model, *arguments)), limit="one", way_out=way_out)
+    if script and dtype:
+        way_out = "the script's own argument for it, or a factory"
+        raise UsageError("AUDIT-DTYPE", "--dtype with --script", value=dtype, limit="a script chooses its dtypes", way_out=way_out)
     if script:
         from kdk_bench.audit.scripts import run_script
 

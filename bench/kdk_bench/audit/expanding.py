@@ -39,7 +39,7 @@ def children(func: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
     The composite runs once more, on copies of what it would change. A kernel run directly on tensors without data ends the process.
     """
     name = name_of(func)
-    if name in CHILDREN or any(isinstance(t, FakeTensor) for t in tree_flatten((args, kwargs))[0]):
+    if name in CHILDREN or any(isinstance(t, FakeTensor) or _nested(t) for t in tree_flatten((args, kwargs))[0]):
         return CHILDREN.get(name) or ()
     CHILDREN[name] = None
     # Asking for a kernel that is not there ends the process, so the dispatcher is asked first.
@@ -54,6 +54,10 @@ def children(func: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             pass  # not for these arguments: then nothing is known about it
     return CHILDREN[name] or ()
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
 
 
 def _detach(value: Any) -> Any:

@@ -49,8 +49,9 @@ class Input:
             if step == "swap" and len(shape) == 4:
                 shape = (shape[0], shape[2], shape[1], shape[3])
             elif step == "squeeze" and len(shape) == 4 and 1 in shape[1:3]:
-                at = 1 if shape[1] == 1 else 2
-                shape = shape[:at] + shape[at + 1 :]
+                shape = (shape[0], shape[1] * shape[2], shape[3])
+            elif step == "batch" and len(shape) == 2:
+                shape = (1, *shape)
             elif step in ("double", "repeat") and shape:
                 shape = (*shape[:-1], 2 * shape[-1])
             else:
@@ -63,6 +64,8 @@ class Input:
                 tensor = tensor.transpose(1, 2)
             elif step == "squeeze":
                 tensor = tensor.squeeze(1 if tensor.shape[1] == 1 else 2)
+            elif step == "batch":
+                tensor = tensor.unsqueeze(0)
             elif step == "double":
                 tensor = torch.cat((tensor, tensor), -1)
             else:
@@ -70,9 +73,8 @@ class Input:
         return tensor
 
 
-# Heads before the sequence or behind it; a broadcast dimension in a table, or half a table whose halves,
-# or neighbours, are equal.
-CHANGES = ("", "swap", "squeeze", "double", "repeat", "squeeze double", "squeeze repeat")
+# Heads before or behind the sequence; a table broadcast or without a batch, or half of one whose halves, or neighbours, are equal.
+CHANGES = ("", "swap", "squeeze", "double", "repeat", "squeeze double", "squeeze repeat", "batch", "batch double", "batch repeat")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kdk_bench.audit.blind import LEAVES, LEFT, launches
+from kdk_bench.audit.blind import LEAVES, LEFT, THREAD, launches
 from kdk_bench.audit.listening import SLOW, listening
 from kdk_bench.audit.places import TORCH
 from kdk_bench.audit.recorder import Session
@@ -46,6 +47,8 @@ class Redirect:
         flat = [*args, *kwargs.values()]
         if any(is_cuda(v) for v in flat):
             self.note(f'{name}(... "cuda")')
+            if func is torch.device:  # also of a number: ("cuda", local_rank)
+                return (lambda *_, **__: torch.device("cpu")), (), {}
             args, kwargs = tree_map(self._cpu, (args, kwargs))
         return func, args, kwargs
 
@@ -94,6 +97,12 @@ class Redirect:
         found.append((nn.Module, "cuda", self._module_cuda()))
         if torch.distributed.is_available():
             found.append((torch.distributed, "init_process_group", self._process_group(torch.distributed.init_process_group)))
+            parallel = nn.parallel.DistributedDataParallel
+            found.append((parallel, "__init__", self._without_devices(parallel.__init__)))
+        found.append((torch, "Generator", self._generator()))
+        found.append((threading.Thread, "start", self._thread(threading.Thread.start)))
+        found.append((nn.DataParallel, "__init__", self._one_device()))
+        found.append((nn.DataParallel, "forward", lambda parallel, *inputs, **kwargs: parallel.module(*inputs, **kwargs)))
         found.append((nn.Module, "to", self._module_to(nn.Module.to)))
         found.append((torch.amp.autocast_mode.autocast, "__init__", self._autocast(torch.amp.autocast_mode.autocast.__init__)))
         return found
@@ -153,6 +162,49 @@ class Redirect:
                 # On cuda the default is float16, which the CPU computes slowly and in other places.
                 device_type, dtype = "cpu", dtype if dtype is not torch.float16 else torch.bfloat16
             original(mode, device_type, dtype, enabled, cache_enabled)
+
+        return init
+
+    def _generator(self) -> type:
+        """A class, since isinstance uses it as one; what it makes is torch's own, on the CPU."""
+        redirect, original = self, torch.Generator
+
+        class Generators(type):
+            def __call__(cls, device: Any = "cpu") -> Any:
+                if is_cuda(device):
+                    redirect.note('torch.Generator("cuda")')
+                return original("cpu" if is_cuda(device) else device)
+
+            def __instancecheck__(cls, value: Any) -> bool:
+                return isinstance(value, original)
+
+        return Generators("Generator", (), {})
+
+    def _thread(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The recorder sees the thread that it was started in."""
+
+        def start(thread: threading.Thread) -> None:
+            if self.session.recorder.step is not None and not sys._getframe(1).f_code.co_filename.startswith(TORCH):
+                self.note(f"{type(thread).__name__}: the operators that it runs are not seen", THREAD)
+            original(thread)
+
+        return start
+
+    def _one_device(self) -> Callable[..., Any]:
+        """nn.DataParallel on a machine with one device: the module itself."""
+
+        def init(parallel: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+            self.note("nn.DataParallel")
+            nn.Module.__init__(parallel)
+            parallel.dim, parallel.module, parallel.device_ids, parallel.output_device = dim, module, [], None
+
+        return init
+
+    def _without_devices(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Its module lies on the CPU here, where it takes no numbers of devices."""
+
+        def init(parallel: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any) -> None:
+            original(parallel, module, None, None, *args, **kwargs)
 
         return init
 

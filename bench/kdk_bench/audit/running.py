@@ -45,6 +45,9 @@ def from_factory(text: str) -> tuple[Callable[[], Any], list[str]]:
     if "" not in sys.path:
         sys.path.insert(0, "")
     limit = "pkg.module:factory, a .pt2 file, --script FILE or --hf CONFIG"
+    if module.endswith(".py"):
+        way_out = f"{module.removesuffix('.py').replace('/', '.')}:{name or 'factory'}, or --script {module}"
+        raise UsageError("AUDIT-MODEL", "a file where a module's name belongs", value=text, limit=limit, way_out=way_out)
     try:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # somebody's module may raise anything
@@ -55,11 +58,12 @@ def from_factory(text: str) -> tuple[Callable[[], Any], list[str]]:
         raise UsageError("AUDIT-MODEL", f"{module} could not be imported", value=said(error), limit=limit, way_out=way_out) from None
     factory = getattr(loaded, name, None) if name else None
     if not callable(factory):
-        way_out = "a function that returns (module, args, kwargs) or yields several"
+        way_out = f"{module}:NAME of a function that returns (module, args, kwargs) or yields several"
         raise UsageError("AUDIT-MODEL", f"{module} has no such function", value=repr(name), way_out=way_out)
     return factory, [inspect.getsourcefile(loaded) or ""]
 
 
+FORWARD = "leave --train out: forward only"
 LONGEST = 300  # characters of somebody's message: libraries list all that they know
 
 
@@ -105,7 +109,7 @@ def total(output: Any) -> Tensor:
         return own
     tensors = [t for t in tree_flatten(_plain(output))[0] if isinstance(t, Tensor) and t.requires_grad and not t.is_complex()]
     if not tensors:
-        way_out = "return a loss as the factory's fourth value"
+        way_out = f"return a loss as the factory's fourth value, or {FORWARD}"
         raise UsageError("AUDIT-LOSS", "no output of the model has a gradient", value=type(output).__name__, way_out=way_out)
     result = tensors[0].sum()
     for tensor in tensors[1:]:
@@ -140,7 +144,8 @@ def run(factory: Callable[[], Any], train: bool, dtype: str = "") -> Session:
             session.capture.error = "the model called no operator"
         if not session.capture.error:
             events = copy.deepcopy(session.capture.events)
-            session.capture.graph_breaks = graph_break(work, session.capture)
+            with session.functions:  # its requests for cuda go to the CPU here too
+                session.capture.graph_breaks = graph_break(work, session.capture)
             session.capture.events = events  # what tracing asks for is no part of the run
     return session
 
@@ -238,8 +243,9 @@ def _run(session: Session, work: Workload, train: bool) -> None:
                 output = model(*work.args, **work.kwargs)
                 loss = (work.loss or total)(output)
                 if not isinstance(loss, Tensor) or not loss.requires_grad:
-                    limit = "a tensor with a gradient"
-                    raise UsageError("AUDIT-LOSS", "what the loss returned", value=type(loss).__name__, limit=limit)
+                    got = type(loss).__name__ + " without a gradient" * isinstance(loss, Tensor)
+                    way_out = f"a loss computed from the model's output without detach(), or {FORWARD}"
+                    raise UsageError("AUDIT-LOSS", "what the loss returned", value=got, limit="a tensor with a gradient", way_out=way_out)
                 loss.backward()  # type: ignore[no-untyped-call]
                 if optimiser is not None:
                     optimiser.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -46,18 +47,31 @@ def run_script(file: str, arguments: Sequence[str], steps: int) -> Capture:
     elif stepper.count < steps:
         capture.notes.append(f"the script ended after {stepper.count} steps")
     if not capture.steps and not capture.error:
-        capture.error = "the script called no torch.nn.Module"
+        capture.error = "the script called no torch.nn.Module in this process; others that it starts are not seen"
     return capture
 
 
 def _run(file: str) -> None:
+    process, leave = os.getpid(), os._exit
+
+    def end(code: int) -> None:
+        """os._exit would end the audit without a report; a forked process ends by it as it is."""
+        if os.getpid() != process:
+            leave(code)
+        raise SystemExit(code)
+
     try:
-        runpy.run_path(file, run_name="__main__")
+        with mock.patch.object(os, "_exit", end):
+            runpy.run_path(file, run_name="__main__")
     except _Enough:
         pass
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise
+    finally:
+        if os.getpid() != process:  # a copy of this process: the report is the first one's
+            sys.stdout.flush()
+            leave(0)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,17 @@ from kdk_bench.audit.redirecting import DEVICE
 from kdk_bench.audit.support import Platform
 from kdk_bench.audit.trace import Capture
 
+DEVICE_ARGUMENT = "torch.accelerator.current_accelerator(), or a device argument"
+REWRITES = {
+    "torch.cuda.is_available": "torch.accelerator.is_available()",
+    "torch.cuda.synchronize": "torch.accelerator.synchronize()",
+    "torch.cuda.device_count": "torch.accelerator.device_count()",
+    "torch.cuda.set_device": "torch.accelerator.set_device_index()",
+    "torch.cuda.empty_cache": "torch.accelerator.empty_cache()",
+    "torch.cuda.manual_seed": "torch.manual_seed(): it seeds every device",
+    "nccl": "the platform's own backend",
+    "custom extension": "an operator with a kernel for the platform: kdk new writes its folder",
+}
 EXTENSIONS = ("CUDAExtension", "CppExtension", "load_inline", "load_library")
 
 
@@ -95,7 +106,6 @@ def of_code(capture: Capture, platforms: Sequence[Platform]) -> list[Finding]:
             entry["count"] += event.count
             if not entry["what"]:
                 entry["what"].append(event.text)
-    rewrite = {"what": "rewrite", "name": "torch.accelerator.current_accelerator(), or a device argument", "evidence": []}
     return [
         Finding(
             identity("code", "", line.rpartition(":")[0], *entry["what"], str(_nth(lines, line))),
@@ -105,11 +115,16 @@ def of_code(capture: Capture, platforms: Sequence[Platform]) -> list[Finding]:
             blocking=True,
             says=", ".join(entry["what"]),
             calls_per_step=entry["count"],
-            filled_by=rewrite,
+            filled_by={"what": "rewrite", "name": _rewrite(entry["what"]), "evidence": []},
             evidence={"kind": "measured", "source": "the run asked for cuda there" if entry["count"] else "the source names cuda there"},
         )
         for line, entry in sorted(lines.items())
     ]
+
+
+def _rewrite(what: Sequence[str]) -> str:
+    """What the line becomes: the first that is known by name, else a device that is asked for."""
+    return next((new for text in what for old, new in REWRITES.items() if old in text), DEVICE_ARGUMENT)
 
 
 def _nth(lines: dict[str, Any], line: str) -> int:

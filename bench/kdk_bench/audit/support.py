@@ -38,6 +38,7 @@ class Support:
         return {"status": self.status, "condition": self.condition, "evidence": self.evidence, "source": self.source}
 
 
+LAYOUTS = ("contiguous", "channels_last", "strided")
 UNKNOWN = Support("unknown", "no table or dispatcher names it", "declared", "")
 
 
@@ -67,6 +68,9 @@ class Platform:
         if key in self.measured:
             return self.measured[key]
         found = self._declared(name)
+        odd = next((m.layout for m in metas if m.layout not in LAYOUTS), "")
+        if odd and self.name != "cuda" and found.status in ("native", "decomposed"):
+            return Support("unknown", f"a {odd} tensor: the tables speak of strided ones", found.evidence, found.source)
         for condition in self.describes["conditions"]:
             if found.status in ("native", "decomposed", "unknown") and _applies(condition, name, metas, call):
                 status = "conditional" if found.status != "unknown" else "unknown"

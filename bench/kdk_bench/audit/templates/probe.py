@@ -160,7 +160,8 @@ def measure(row, device, count):
     func = getattr(getattr(torch.ops.aten, name), overload)
     generator = torch.Generator().manual_seed(0)
     result = {"op": op if overload == "default" else f"{op}.{overload}", "tensors": tensors}
-    args, kwargs = build(arguments, device, generator)
+    args = build(arguments[0], device, generator)
+    kwargs = {k: build(v, device, generator) for k, v in arguments[1].items()}  # one may be called "device"
     try:
         expected = func(*moved(args, "cpu"), **moved(kwargs, "cpu"))
     except Exception as error:  # random values are not what the operator takes
