@@ -7,10 +7,6 @@ EXPLAINED: dict[str, str] = {
     "add_rms_norm.backward nki | rms_norm_backward_kernel: if copies > 0: -> if copies >= 0:": (
         "without a copy of dx to write, the scale is loaded and not read"
     ),
-    (
-        "rms_norm.forward nki | normalise: squares = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf) -> "
-        "squares = nl.ndarray(part.shape, dtype=nl.bfloat16, buffer=nl.sbuf)"
-    ): "the squares are summed in float32 on their way to this tile, which nothing reads",
     "rope.forward nki | lines: elif sequence_stride == tokens * token_stride: -> elif sequence_stride == tokens / token_stride:": (
         "whether the sequences are walked as one only saves instructions; where the changed condition holds, there is one sequence, "
         "or tokens overlap in memory"
@@ -19,4 +15,45 @@ EXPLAINED: dict[str, str] = {
         "silu_and_mul.forward triton | silu_and_mul_kernel: y = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32) -> "
         "y = gate / (1.0 + tl.exp(-gate)) * up"
     ): "the other factor is float32, and Triton makes float32 of the product's operands",
+    (
+        "add_rms_norm.forward nki | inverse_rms: squares = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf) -> "
+        "squares = nl.ndarray(part.shape, dtype=nl.bfloat16, buffer=nl.sbuf)"
+    ): "the squares are summed in float32 on their way to this tile, which nothing reads",
+    (
+        "rms_norm.forward nki | inverse_rms: squares = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf) -> squares ="
+        " nl.ndarray(part.shape, dtype=nl.bfloat16, buffer=nl.sbuf)"
+    ): "the squares are summed in float32 on their way to this tile, which nothing reads",
+    "router_topk.backward nki | load_wide: if E < EIGHT: -> if E <= EIGHT:": "eight columns are filled, and then written in full",
+    (
+        "logcumsumexp.backward nki | two_at_a_time: ends = nl.ndarray((width, pairs + 1), dtype=nl.float32, buffer=nl.sbuf) "
+        "-> ends = nl.ndarray((width, pairs + 2), dtype=nl.float32, buffer=nl.sbuf)"
+    ): "one column more than is read",
+    (
+        "sample_top_k_top_p.forward nki | forward: numbers = torch.stack([uniform.new_full((N,), usual, dtype=torch.float32)"
+        " if t is None else t.float() for t, usual in given]) -> numbers = torch.stack([uniform.new_full((N,), usual, "
+        "dtype=torch.bfloat16) if t is None else t.float() for t, usual in given])"
+    ): "the usual values are 0 and 1, and stacking them with float32 makes float32 of them",
+    (
+        "sample_top_k_top_p.forward nki | forward: given = ((uniform, 0.0), (counts, 0.0), (p, 1.0), (min_p, 0.0), "
+        "(temperature, 1.0)) -> given = ((uniform, 1.0), (counts, 0.0), (p, 1.0), (min_p, 0.0), (temperature, 1.0))"
+    ): "uniform is always given",
+    "cumsum.backward nki | fetch: if low > first or high < first + count: -> if low >= first or high < first + count:": (
+        "a tile is filled that is then written in full"
+    ),
+    "logcumsumexp.forward nki | fetch: if low > first or high < first + count: -> if low >= first or high < first + count:": (
+        "a tile is filled that is then written in full"
+    ),
+    "cumsum.forward nki | fetch: if low > first or high < first + count: -> if low > first or high <= first + count:": (
+        "a tile is filled that is then written in full"
+    ),
+    "logcumsumexp.forward nki | fetch: if low > first or high < first + count: -> if low > first or high <= first + count:": (
+        "a tile is filled that is then written in full"
+    ),
+    "group_norm_silu.forward nki | column: if x.dtype == nl.float32: -> if x.dtype != nl.float32:": (
+        "engines read any number as float32: the copy is for speed"
+    ),
+    (
+        "linear_cross_entropy.forward nki | load_start: nisa.dma_copy(dst=raw, src=start.ap([[0, ROWS], [1, 1]])) -> "
+        "nisa.dma_copy(dst=raw, src=start.ap([[0, ROWS], [1 + 1, 1]]))"
+    ): "of one element: its stride moves nothing",
 }
