@@ -20,7 +20,7 @@ PLATFORMS = ("tpu", "neuron", "xla", "cuda")
 @click.argument("model", required=False, default="")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--script", metavar="FILE", help="Run a training script unchanged; its arguments after --.")
-@click.option("--steps", default=3, show_default=True, help="With --script: end after so many steps of the optimiser.")
+@click.option("--steps", type=int, help="With --script: end after so many steps of the optimiser, 3 by default.")
 @click.option("--hf", metavar="CONFIG", help="A transformers config.json: built small, costed at its real size.")
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="tpu, neuron, xla, cuda or a chip; also separated by commas.")
 @click.option("--train", is_flag=True, help="Forward, backward and optimiser; without it forward only.")
@@ -93,7 +93,7 @@ def read(file: str, schema: str) -> dict[str, Any]:
 
 
 def audit(
-    model: str, arguments: tuple[str, ...], script: str | None, steps: int, hf: str | None, targets: tuple[str, ...],
+    model: str, arguments: tuple[str, ...], script: str | None, steps: int | None, hf: str | None, targets: tuple[str, ...],
     train: bool, dtype: str, json_file: str | None, html_file: str | None, baseline: str | None, fail_on: str | None,
     explain: str | None, evidence_files: tuple[str, ...], probe: str | None, table_file: str | None,
     directory: str | None, github: bool,
@@ -166,7 +166,7 @@ def _printing_elsewhere(taken: bool) -> Iterator[None]:
         yield
 
 
-def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: int, hf: str | None, train: bool, dtype: str) -> Any:
+def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: int | None, hf: str | None, train: bool, dtype: str) -> Any:
     from kdk_bench.audit import running
 
     if dtype and dtype not in running.DTYPES:
@@ -177,13 +177,15 @@ def _capture(model: str, arguments: tuple[str, ...], script: str | None, steps: 
     if arguments and not script:
         way_out = "the arguments of a script go behind --script FILE --; a factory takes none"
         raise UsageError("AUDIT-MODEL", "more than one MODEL", value=" ".join((model, *arguments)), limit="one", way_out=way_out)
-    if script and dtype:
-        way_out = "the script's own argument for it, or a factory"
-        raise UsageError("AUDIT-DTYPE", "--dtype with --script", value=dtype, limit="a script chooses its dtypes", way_out=way_out)
+    if script and (dtype or train):
+        given, limit = (f"--dtype {dtype}", "a script chooses its dtypes") if dtype else ("--train", "a script trains or not by itself")
+        raise UsageError("AUDIT-SCRIPT", "options of a factory", value=given, limit=limit, way_out="the script's arguments, or a factory")
+    if steps is not None and not script:
+        raise UsageError("AUDIT-SCRIPT", "--steps without --script", value=steps, limit="a factory has one step", way_out="leave it out")
     if script:
         from kdk_bench.audit.scripts import run_script
 
-        return run_script(script, [a for a in (model, *arguments) if a], steps)
+        return run_script(script, [a for a in (model, *arguments) if a], 3 if steps is None else steps)
     if hf:
         from kdk_bench.audit.configurations import run_config
 
