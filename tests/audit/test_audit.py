@@ -322,3 +322,12 @@ def test_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFix
     assert run(*arguments) == cli.USAGE
     captured = capsys.readouterr()
     assert said in captured.err and "Traceback" not in captured.err
+
+
+def test_the_files_are_there_when_the_terminal_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*args: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("kdk_bench.audit.terminal.show", closed)
+    run(f"{MODELS}:median", "--target", "tpu", "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"))
+    assert (tmp_path / "a.json").exists() and (tmp_path / "a.html").exists()

@@ -124,18 +124,18 @@ def audit(
     for file, report in zip(evidence_files, measured):
         result["capture"]["notes"].append(support.measured_in(result, report, file))
     gone = assembling.compare(result, old) if old else []
+    if json_file:  # before the terminal, which a pager may close
+        output.write_json(result, json_file)
+    if html_file:
+        from kdk_bench.audit.html import write_html
+
+        write_html(result, html_file)
     console = output.console(to_stderr=json_file == "-")
     if explain:
         if not terminal.explain(result, explain, console):
             raise UsageError("AUDIT-ID", "no finding has this id", value=explain, way_out="--json has them all")
     else:
         terminal.show(result, console, gone)
-    if json_file:
-        output.write_json(result, json_file)
-    if html_file:
-        from kdk_bench.audit.html import write_html
-
-        write_html(result, html_file)
     if probe:
         from kdk_bench.audit.probe import emit
 

@@ -25,6 +25,22 @@ BLOCK = 16 * 8192  # logits of a block of short rows; of long ones it has 16, wh
 VMEM, SPARE = 40 << 20, 4 << 20  # bytes for a block, and beside it; a tpu7x has 64 MiB, of which XLA wants some
 
 
+def ordered_bits(dtype: Any) -> tuple[int, Callable[[Any], Any], Callable[[Any], Any]]:
+    """How many lower bits of a float32 such logits leave at 0, the other bits of one as an integer of the same order, and back."""
+    shift = 8 * (4 - dtype.itemsize)  # a 16-bit logit is the upper half of a float32
+
+    def ordered(bits: Any) -> Any:
+        return bits ^ ((bits >> 31) & (0x7FFFFFFF >> shift))
+
+    def bits(x: Any) -> Any:
+        return ordered(jax.lax.bitcast_convert_type(x, jnp.int32) >> shift)
+
+    def number(x: Any) -> Any:
+        return jax.lax.bitcast_convert_type(ordered(x) << shift, jnp.float32)
+
+    return shift, bits, number
+
+
 def along(x: Any) -> Any:
     return jnp.sum(x, axis=1, keepdims=True)
 
@@ -84,17 +100,7 @@ def kernel(V: int, has_k: bool, has_p: bool, unroll: int, columns: Any, logits: 
         return weight
 
     everything = along(sweep(weigh, 0.0))
-    shift = 8 * (4 - logits.dtype.itemsize)  # a 16-bit logit is the upper half of a float32
-
-    def ordered(bits: Any) -> Any:
-        """The upper bits of a float32 as integers of the same order, and back."""
-        return bits ^ ((bits >> 31) & (0x7FFFFFFF >> shift))
-
-    def bits(x: Any) -> Any:
-        return ordered(jax.lax.bitcast_convert_type(x, jnp.int32) >> shift)
-
-    def number(x: Any) -> Any:
-        return jax.lax.bitcast_convert_type(ordered(x) << shift, jnp.float32)
+    shift, bits, number = ordered_bits(logits.dtype)
 
     def largest(measure: Callable[..., Any], wanted: Any, least: Any) -> Any:
         """The largest float from `least` to `most` at which the measure is what is wanted, or more."""

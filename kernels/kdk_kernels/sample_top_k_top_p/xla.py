@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kdk_kernels.sample_top_k_top_p.pallas import WIDTH, along
+from kdk_kernels.sample_top_k_top_p.pallas import WIDTH, along, ordered_bits
 from kdk_kernels.sample_top_k_top_p.reference import COLDEST
 
 
@@ -28,16 +28,7 @@ def forward(
     most = jnp.max(f, 1, keepdims=True)
     weight = jnp.exp((f - most) / jnp.maximum(degree, COLDEST))
     everything = along(weight)
-    shift = 8 * (4 - logits.dtype.itemsize)  # a 16-bit logit is the upper half of a float32
-
-    def ordered(bits: Any) -> Any:
-        return bits ^ ((bits >> 31) & (0x7FFFFFFF >> shift))
-
-    def bits(x: Any) -> Any:
-        return ordered(jax.lax.bitcast_convert_type(x, jnp.int32) >> shift)
-
-    def number(x: Any) -> Any:
-        return jax.lax.bitcast_convert_type(ordered(x) << shift, jnp.float32)
+    shift, bits, number = ordered_bits(logits.dtype)
 
     def largest(measure: Callable[[Any], Any], wanted: Any, least: Any) -> Any:
         """The largest float from `least` to `most` at which the measure is what is wanted, or more."""
