@@ -163,6 +163,16 @@ def is_valid(logits: Tensor, indices: list[int] | Tensor, **more: Any) -> bool:
     return bool(choice.valid(arguments(logits, k=at.shape[-1], **more), {"indices": at}, TOLERANCE).all())
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_one_expert_renormalized_has_a_weight_of_one(implementation: str) -> None:
+    """The check draws no such case: its gradient is rounding errors alone."""
+    logits = randn(7, 513).requires_grad_()
+    weights, indices = forward(implementation, logits, 1, renormalize=True)
+    weights.sum().backward()
+    assert torch.equal(indices[:, 0].long(), logits.argmax(-1)) and weights.detach().sub(1).abs().max() < 1e-6
+    assert logits.grad is not None and logits.grad.abs().max() < 1e-6
+
+
 def test_what_is_a_right_choice() -> None:
     logits = torch.tensor([[3.0, 1.0, 3.0, 2.0, 0.0, 1.0]])
     assert is_valid(logits, [0, 2, 3, 1])
