@@ -1,6 +1,6 @@
 """Where a refused output is wrong, and what that looks like. On tensors only.
 
-The guesses at the cause are in `hypotheses`, `rereading` and `relations`.
+The guesses at the cause are in `hypotheses`, `regions`, `rereading`, `replanting` and `relations`.
 """
 
 import math
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kdk_bench import hypotheses, relations, rereading
+from kdk_bench import hypotheses, regions, relations, replanting, rereading
 from kdk_bench.hypotheses import TILES, Box, Case, Finding, Reference
 from kdk_bench.numerics import errors, unravel
+from kdk_bench.regions import bounding_box
 
 # From the most specific to the least: the first that explains the output is the guess.
 HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     hypotheses.returns_input,
-    hypotheses.stale,
+    regions.stale,
     hypotheses.constant,
     hypotheses.shift,
     hypotheses.permuted,
@@ -27,13 +28,16 @@ HYPOTHESES: tuple[Callable[[Case], Finding | None], ...] = (
     rereading.as_contiguous,
     rereading.swapped,
     rereading.moved_input,
-    hypotheses.region,
+    rereading.repeated_input,
+    regions.region,
     hypotheses.not_finite,
     rereading.rounded_input,
     hypotheses.imprecise,
     rereading.part_of_input,
     hypotheses.scaled,
+    replanting.planted,
     relations.misplaced,
+    relations.small,
     relations.formula,
 )
 
@@ -86,7 +90,7 @@ def diagnose(
         raise ValueError("nothing to diagnose: every element of the output is the rounded oracle")
     ratio = torch.where(wrong, torch.nan_to_num(error / limit, nan=math.inf), -1.0)
     worst = unravel(int(ratio.argmax()), k.shape)
-    box = _bounding_box(wrong)
+    box = bounding_box(wrong)
     held = {name: t.detach().cpu() for name, t in (inputs or {}).items()}
     before = None if previous is None or previous.shape != k.shape else previous.detach().cpu()
     sizes = tuple(tiles) or TILES
@@ -117,13 +121,6 @@ def _error_and_limit(k: Tensor, y: Tensor, o: Tensor, longest: int) -> tuple[Ten
         e = errors(k, y, o, longest)
         return e.error, e.limit
     return (k != o).double(), torch.zeros(o.shape, dtype=torch.float64)
-
-
-def _bounding_box(wrong: Tensor) -> Box:
-    if wrong.dim() == 0:
-        return ()
-    at = wrong.nonzero()
-    return tuple((int(low), int(high) + 1) for low, high in zip(at.amin(0), at.amax(0)))
 
 
 def _tile(case: Case, worst: tuple[int, ...]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -362,10 +362,10 @@ class Expectation:
 
         def again(inputs: Mapping[str, Tensor]) -> Tensor:
             args = [inputs.get(f"argument {i}", a) for i, a in enumerate(self.call.args)]
-            result = outputs_of(self.function(*args))[position]
+            results = outputs_of(self.function(*args))
+            result = results[position]
             assert result is not None
-            return result
+            return self._values_of(name, result, y, o, results)[0]
 
-        reread: Callable[[Mapping[str, Tensor]], Tensor] | None = None if self.choice or self.known.quantised else again
         o = o.double() if k.is_floating_point() else o
-        return diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=reread)
+        return diagnose(k.cpu(), y, o, inputs=tensors, longest=n, reference=again)

@@ -138,21 +138,6 @@ def returns_input(case: Case) -> Finding | None:
     return None
 
 
-def stale(case: Case) -> Finding | None:
-    if case.previous is not None:
-        before = case.previous.double()
-        if case.explains(before, case.wrong) and torch.equal(before[case.wrong], case.k[case.wrong]):
-            return "stale buffer", "the wrong elements are those of the previous output"
-    for axis in case.cut_axes():
-        low, high = case.box[axis]
-        distances = {high - low} | {tile for tile in case.tiles if tile >= high - low}
-        aligned = case.aligned_tile(axis) is not None
-        for step in [sign * d for d in sorted(distances) if aligned and d < case.k.shape[axis] for sign in (1, -1)]:
-            if case.explains(shifted(case.o, axis, step), case.inside()):
-                return "stale buffer", f"index i along axis {axis} holds what belongs at i{-step:+d}, another tile"
-    return None
-
-
 def constant(case: Case) -> Finding | None:
     value = case.k.flatten()[0]
     if case.k.numel() < FEW or not torch.isfinite(value) or not (case.k == value).all():
@@ -217,31 +202,6 @@ def narrowed(case: Case) -> Finding | None:
     cut = (case.k.abs() <= case.o.abs()) & ((case.k - case.o).abs() <= ulp)
     if d.itemsize <= 2 and off.sum() > max(FEW, 0.25 * off.numel()) and cut[finite].double().mean() > 0.99:
         return "missing cast", "every value is cut off towards zero, not rounded to nearest"
-    return None
-
-
-def region(case: Case) -> Finding | None:
-    """Only a box is wrong, and nearly all of it."""
-    cut = case.cut_axes()
-    if not cut or not case.dense():
-        return None
-    for axis in cut if len(cut) == 1 else ():
-        (low, high), size = case.box[axis], case.k.shape[axis]
-        tails = [t for t in case.tiles if t < size and low == size - size % t and size % t]
-        if high == size and tails:
-            return "unmasked tail", f"only the last {size - low} of {size} along axis {axis} are wrong, a partial tile"
-    if case.wrong.sum() < FEW:
-        return None
-    content = case.k[case.inside()]
-    value = content[0]
-    same = bool((content == value).all() | torch.isnan(content).all())
-    if same or all(case.aligned_tile(a) for a in cut):
-        held = f"holds {float(value):.6g} throughout" if same else "holds other values"
-        return "skipped tile", f"the wrong box {held}"
-    for axis in cut if len(cut) == 1 else ():
-        (low, high), size = case.box[axis], case.k.shape[axis]
-        if high - low == 1 and (low == 0 or high == size):
-            return "off by one", f"only the {'first' if low == 0 else 'last'} index along axis {axis} is wrong"
     return None
 
 

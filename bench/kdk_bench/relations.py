@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from kdk_bench.hypotheses import Case, Finding
+from kdk_bench.hypotheses import FEW, Case, Finding
 
 
 def misplaced(case: Case) -> Finding | None:
@@ -14,6 +14,19 @@ def misplaced(case: Case) -> Finding | None:
     if _related(case) is False and 1 / 3 < _size(case.k, case) / _size(case.o, case) < 3:
         return "wrong index", "the values are as large as they should be and in no relation to what belongs at their place"
     return None
+
+
+def small(case: Case) -> Finding | None:
+    """What is wrong is so by no more than a few roundings to bfloat16 of values as large as the output's."""
+    if not torch.isfinite(case.k[case.wrong]).all() or not case.output.is_floating_point() or case.wrong.sum() < FEW:
+        return None
+    usable = case.wrong & torch.isfinite(case.o)
+    if not usable.any():
+        return None
+    error, size = (float((t[usable] ** 2).mean().sqrt()) for t in (case.k - case.o, case.o))
+    if not 2.0**-14 < error / max(size, 1e-300) < 2.0**-7:
+        return None
+    return "missing cast", f"the errors are {error / size:.2g} of the values: as if something on the way was rounded to bfloat16"
 
 
 def formula(case: Case) -> Finding | None:

@@ -79,7 +79,7 @@ def all_mutants(unit: Unit) -> list[Mutant]:
             name = function.node.name
             number = counts[name, before, after]
             counts[name, before, after] += 1
-            line, addressing = _statement(place).lineno, place.is_index or not place.kernel
+            line, addressing = _statement(place).lineno, place.is_index or not place.kernel or _for_positions(place)
             branch = isinstance(_statement(place), ast.If)
             found.append(Mutant(unit, kind, function.module, name, line, before, after, number, text, addressing, branch))
     return found
@@ -99,6 +99,34 @@ def sample(mutants: list[Mutant], seed: int) -> list[Mutant]:
 def _statement(place: Place) -> ast.stmt:
     """The statement that holds a place."""
     return next(n for n in (place.node, *reversed(place.parents)) if isinstance(n, ast.stmt))
+
+
+def _for_positions(place: Place) -> bool:
+    """Whether a place is part of a number that a loop's range, a slice or an access pattern is made from."""
+    statement = _statement(place)
+    return isinstance(statement, ast.Assign) and bool(_assigned(statement) & _sources_of_positions(place.parents[0]))
+
+
+def _assigned(statement: ast.Assign) -> set[str]:
+    return {n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _sources_of_positions(function: ast.AST) -> set[str]:
+    """Names that positions are made from, whether they are positions or not: sizes, strides, numbers of passes."""
+    places: list[ast.AST] = [n.slice for n in ast.walk(function) if isinstance(n, ast.Subscript)]
+    places += [n for n in ast.walk(function) if isinstance(n, ast.Call) and called(n) in ("range", "ap")]
+    names = {n.id for p in places for n in ast.walk(p) if isinstance(n, ast.Name)}
+    while True:
+        made = [n.value for n in ast.walk(function) if isinstance(n, ast.Assign) and _assigned(n) & names and not _computes_tiles(n.value)]
+        more = names | {n.id for value in made for n in ast.walk(value) if isinstance(n, ast.Name)}
+        if more == names:
+            return names
+        names = more
+
+
+def _computes_tiles(value: ast.expr) -> bool:
+    """Whether values are loaded or made here: what they are made from are no positions."""
+    return any(isinstance(n, ast.Call) and called(n) not in ("min", "max", "cdiv", "len", "divmod", "range") for n in ast.walk(value))
 
 
 def _compiles(text: str) -> bool:

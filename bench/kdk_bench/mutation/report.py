@@ -39,8 +39,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
 }
 # Any class, planted in the condition of a branch: the other way is another formula.
 OTHER_WAY = ("wrong formula", "wrong scale")
-# Any class, planted in the arithmetic of positions: the values come from, or go to, the wrong place.
-MISPLACED = ("wrong index", "ignored stride")
+# Any class, planted in the arithmetic of positions: the values come from, or go to, the wrong place, or never come or go.
+MISPLACED = ("wrong index", "ignored stride", "off by one", "stale buffer", "skipped tile", "unmasked tail", "lost accumulation")
 
 
 class Totals:

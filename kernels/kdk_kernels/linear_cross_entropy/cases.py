@@ -6,7 +6,7 @@ CASES = Cases(
     dims={"N": Dim(at_least=17), "H": Dim(), "V": Dim(minimum=1)},
     scalars={  # few combinations: every one is compiled
         "ignore_index": (-100, 1),
-        "label_smoothing": (0.0, 0.1),
+        "label_smoothing": (0.0, 0.1, 1.0),
         "softcap": (None, None, 30.0, 2.0),
         "z_loss": (0.0, 1e-2),
     },

@@ -29,8 +29,8 @@ CASES = Cases(
     dims={"N": Dim(), "K": Dim(minimum=1, at_most="E"), "E": Dim(minimum=1, at_least=8)},
     scalars={
         "scoring": ("softmax", "sigmoid"),
-        "groups": (None, 4, 8),
-        "top_groups": (None, 2, 3),
+        "groups": (None, 4, 8, 2),
+        "top_groups": (None, 2, 3, 1),
         "renormalize": (False, True),  # first the one whose sum is not constant, so that its gradient says something
         "scale": (1.0, 2.5),
     },
