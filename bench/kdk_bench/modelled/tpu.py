@@ -88,6 +88,8 @@ def of_stablehlo(profiler: Profiler, text: str, target: str, *, reread_bytes: in
     if found.cycles is None:
         why_not = f"the profiler gives no cycles: {program.why_not}" if program.why_not else "no instruction has an estimate"
         said.append(f"HBM side alone, it takes at least that: {why_not}")
+    elif program.but:
+        said.append(f"at least: the cycles lack those of {', '.join(program.but)}, on which the profiler aborts: {program.why_not}")
     elif program.why_not:
         said.append(f"at least: the cycles are of what the profiler had done before {program.why_not}")
     chip = CHIPS[target]

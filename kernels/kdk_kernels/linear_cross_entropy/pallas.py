@@ -53,8 +53,8 @@ def dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
 
 
 def product(x: Any, rows: Any, weight: Any) -> Any:
-    """Rows of x times weight^T, (rows, columns), from references to blocks, or the other way round. Few float32 columns are summed in chains of at most 64:
-    one of H rounds twice as coarsely, which exp shows. A long H is cut by the MXU's depth anyway.
+    """Rows of x times weight^T, (rows, columns), from references to blocks; or rows of weight times x^T. Few float32 columns are
+    summed in chains of at most 64: one of H rounds twice as coarsely, which exp shows. A long H is cut by the MXU's depth anyway.
     """
     H = x.shape[1]
     if x.dtype != jnp.float32 or not CHAIN < H < 4 * LANES:
