@@ -34,11 +34,13 @@ ANSWERED, LATE, PARKED = "answered", "late", "parked"
 @dataclass(frozen=True)
 class Program:
     """text: the optimised HLO, empty if there is none. profile: cycles by instruction. why_not: where something lacks, why; beside a
-    text, why the cycles are of a part of the program or there are none. but: the instructions that alone lack cycles, if that is known."""
+    text, why the cycles are of a part of the program or there are none. aborted: on something. but: on these instructions, which alone
+    lack cycles, if that is known."""
 
     text: str = ""
     profile: dict[str, int] = field(default_factory=dict)
     why_not: str = ""
+    aborted: bool = False
     but: tuple[str, ...] = ()
 
 
@@ -70,7 +72,8 @@ class _Worker:
             code = process.wait()
             self.errors.seek(0)
             said = self.errors.read().decode(errors="replace")
-            return Program(profile=self._stopped(), why_not=f"the compiler's process ended with {code}{_last_words(said)}")
+            why_not = f"the compiler's process ended with {code}{_last_words(said)}"
+            return Program(profile=self._stopped(), why_not=why_not, aborted=True)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
@@ -87,7 +90,7 @@ class _Worker:
         self.errors.seek(0)
         failed = dict(re.findall(r"Static LLO profiling of (\S+) failed: (.*)", self.errors.read().decode(errors="replace")))
         but = tuple(failed) if 0 < len(failed) < len(os.sched_getaffinity(0)) else ()
-        return Program(profile=self._stopped(), why_not="; ".join(dict.fromkeys(failed.values())), but=but)
+        return Program(profile=self._stopped(), why_not="; ".join(dict.fromkeys(failed.values())), aborted=True, but=but)
 
     def _stopped(self) -> dict[str, int]:
         """Stop; the cycles that it had written."""
@@ -165,7 +168,7 @@ class Profiler:
         found = self._parking.ask(stablehlo, target, self.limit)
         if found.text:
             return found
-        if not found.but:  # one process after the other aborts in the same place: what is written before is the same every time
+        if found.aborted and not found.but:  # once more, one instruction after the other: what is written is the same every time
             found = self._profiling.ask(stablehlo, target, self.limit)
             if found.text:
                 return found

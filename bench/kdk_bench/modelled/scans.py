@@ -64,7 +64,7 @@ def _replace(module: Any, scan: Any, combine: str, name: str) -> None:
     parsed = ir.Module.parse(text)  # held until its function has moved
     module.body.append(parsed.body.operations[0].detach_from_parent())
     with ir.InsertionPoint(scan):
-        call = func.CallOp([x.type, carry], ir.FlatSymbolRefAttr.get(name), [x])
+        call = func.CallOp([x.type, carry], ir.FlatSymbolRefAttr.get(name), [x], loc=scan.location)
     for old, new in zip(scan.results, call.results):
         old.replace_all_uses_with(new)
     scan.erase()
