@@ -11,7 +11,7 @@ import torch
 
 from kdk.cases import Case
 from kdk.registry import OPERATORS, require
-from kdk_bench.modelled import torchtpu
+from kdk_bench.modelled import scans, torchtpu
 from kdk_bench.modelled.hlo import cost
 from kdk_bench.modelled.tpu_chips import CHIPS
 
@@ -240,13 +240,22 @@ def test_a_kernel_and_a_jax_function() -> None:
 
 
 def test_a_profiler_that_aborts_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    parked = Program(profile={"fusion.1": 70}, why_not="it cannot", aborted=True, but=("gather",))
     with Profiler() as profiler:
+        profiler._parking.ask = lambda *_: parked  # type: ignore[method-assign]
+        profiler._plain.ask = lambda *_: Program(PROGRAM.replace("bundle_analysis_data", "nothing"))  # type: ignore[method-assign]
+        found = tpu.of_stablehlo(profiler, "", "v6e")
+    assert found.at_least and found.cycles == 70
+    assert found.caveats[-1] == "at least: the cycles lack those of gather, on which the profiler aborts: it cannot"
+    with Profiler() as profiler:
+        profiler._parking.ask = lambda *_: Program(aborted=True)  # type: ignore[method-assign]
         profiler._profiling.ask = lambda *_: Program(why_not="it aborted")  # type: ignore[method-assign]
         profiler._plain.ask = lambda *_: Program(PROGRAM.replace("bundle_analysis_data", "nothing"))  # type: ignore[method-assign]
         found = tpu.of_stablehlo(profiler, "", "v6e")
     assert found.cycles is None and found.bound == "" and found.us == pytest.approx(found.hbm_bytes / CHIPS["v6e"].bandwidth * 1e6)
     assert found.at_least and "HBM side alone, it takes at least that: the profiler gives no cycles: it aborted" in found.caveats
     with Profiler() as profiler:
+        profiler._parking.ask = lambda *_: Program(aborted=True)  # type: ignore[method-assign]
         profiler._profiling.ask = lambda *_: Program(profile={"fusion.1": 100}, why_not="it aborted")  # type: ignore[method-assign]
         profiler._plain.ask = lambda *_: Program(PROGRAM.replace("bundle_analysis_data", "nothing"))  # type: ignore[method-assign]
         found = tpu.of_stablehlo(profiler, "", "v6e")
@@ -258,10 +267,59 @@ def test_a_profiler_that_aborts_or_does_not_end(monkeypatch: pytest.MonkeyPatch)
     for first in (False, True):  # it ends before it is asked, or whenever
         with Profiler() as profiler:
             if first:
+                profiler._parking._start().wait()
                 profiler._profiling._start().wait()
                 profiler._plain._start().wait()
             found = tpu.of_stablehlo(profiler, "", "v6e")
         assert found.us is None and "the compiler's process ended with 1" in found.why_not
+
+
+def on_the_cpu(text: str, x: jax.Array) -> list[jax.Array]:
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax
+    from jaxlib.mlir import ir
+
+    device = jax.local_devices(backend="cpu")[0]
+    with mlir.make_ir_context():
+        options = compiler.get_compile_options(1, 1)
+        program = device.client.compile_and_load(ir.Module.parse(text), _jax.DeviceList((device,)), options)
+    return [jnp.asarray(parts[0]) for parts in program.execute_sharded([x]).disassemble_into_single_device_arrays()]
+
+
+def test_a_running_sum_is_expanded_and_other_scans_are_not() -> None:
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    def scan(combine: str, start: str, reverse: str) -> str:
+        return f"""
+          %start{reverse} = stablehlo.constant dense<{start}> : tensor<3xf32>
+          %{reverse}:2 = chlo.scan(%x) inits (%start{reverse}) dimension=1 attributes
+              {{is_associative = true, is_reverse = {reverse}, scan_dim_size = 5 : i64}} {{
+            ^bb0(%input: tensor<3xf32>, %carry: tensor<3xf32>):
+              %both = stablehlo.{combine} %input, %carry : tensor<3xf32>
+              stablehlo.return %both, %both : tensor<3xf32>, tensor<3xf32>
+          }} : (tensor<3x5xf32>, tensor<3xf32>) -> (tensor<3x5xf32>, tensor<3xf32>)"""
+
+    results = "tensor<3x5xf32>, tensor<3xf32>"
+    for combine, start, known in (("add", "0.0", True), ("multiply", "1.0", True), ("add", "1.0", False), ("maximum", "0.0", False)):
+        text = f"""func.func public @main(%x: tensor<3x5xf32>) -> ({results}, {results}) {{
+          {scan(combine, start, "true")} {scan(combine, start, "false")}
+          return %true#0, %true#1, %false#0, %false#1 : {results}, {results}
+        }}"""
+        with mlir.make_ir_context():
+            module = ir.Module.parse(text)
+            scans.expand(module)
+            assert module.operation.verify()
+            expanded = str(module)
+        assert ("chlo.scan" in expanded) is not known and bool(scans.said(expanded)) is known
+        if known:
+            x = jnp.arange(1.0, 16.0).reshape(3, 5)
+            got = on_the_cpu(expanded, x)
+            along = jnp.cumsum if combine == "add" else jnp.cumprod
+            back = along(x[:, ::-1], 1)[:, ::-1]
+            for found, wanted in zip(got, (back, back[:, 0], along(x, 1), along(x, 1)[:, -1]), strict=True):
+                assert jnp.allclose(found, wanted)
 
 
 def test_a_stand_in_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:

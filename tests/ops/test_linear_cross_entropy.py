@@ -109,7 +109,10 @@ def test_transformers_models() -> None:
 SMALLER = {
     "torch": {"algorithm": {"LEAST": 1 << 14}},
     "triton": {"triton": {"TILES": 4}, "triton_backward": {"LEAST": 1 << 16}},
-    "pallas": {"pallas": {"MOST_ROWS": 256, "MOST_COLUMNS": 128}, "pallas_backward": {"MOST_STAYING": 128, "MOST_STREAMING": 128}},
+    "pallas": {
+        "pallas": {"MOST_ROWS": 256, "MOST_COLUMNS": 256, "MOST_TILE": 128},
+        "pallas_backward": {"MOST_STAYING": 128, "MOST_STREAMING": 128},
+    },
     "nki": {"nki": {"PART": 256}, "nki_backward": {"PART": 256}},
 }
 """Blocks and parts as small as they may be: many of them in a problem that the simulators finish soon."""

@@ -79,7 +79,7 @@ class Model:
         text, why_not = self.lowered[key]
         if not text:
             return tpu.Estimate(target, None, why_not=why_not)
-        return tpu.of_stablehlo(self.profiler, text, target, caveats=tpu.of_kernels(text))
+        return tpu.of_stablehlo(self.profiler, text, target, caveats=tpu.of_text(text))
 
 
 def left_to_xla(op: Op, direction: str) -> Callable[..., Any] | None:

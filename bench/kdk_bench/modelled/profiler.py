@@ -1,14 +1,18 @@
 """libtpu's compiler and its static profiler in processes of their own: the flag that turns the profiler on is the process's, and
-some programs make it abort. What it had written until then is read all the same: the cycles of a part of the program."""
+some instructions make it abort. It works on as many instructions at once as there are CPUs, and a thread that aborts is made to wait
+instead: where the others do the rest, the cycles of all other instructions are known. Else those are read that it wrote before an
+abort ended it: the cycles of a part of the program."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,24 +23,32 @@ from types import TracebackType
 from typing import IO
 
 LIMIT = 120.0  # seconds of its own for one program; the estimate's cost grows with the cycles that it simulates
+IDLE = 5  # seconds in which no thread could run, after which none will
 STUCK = 10  # times the limit on the clock: a program that waits, or a machine that does much else
+
+# Of a worker: without the profiler; with it, until it aborts; with it, a thread that aborts waiting.
+PLAIN, PROFILING, PARKING = MODES = ("plain", "profiling", "parking")
+ANSWERED, LATE, PARKED = "answered", "late", "parked"
 
 
 @dataclass(frozen=True)
 class Program:
     """text: the optimised HLO, empty if there is none. profile: cycles by instruction. why_not: where something lacks, why; beside a
-    text, why the cycles are of a part of the program or there are none."""
+    text, why the cycles are of a part of the program or there are none. aborted: on something. but: on these instructions, which alone
+    lack cycles, if that is known."""
 
     text: str = ""
     profile: dict[str, int] = field(default_factory=dict)
     why_not: str = ""
+    aborted: bool = False
+    but: tuple[str, ...] = ()
 
 
 class _Worker:
-    """One process that compiles. Started at first use, and again after it died."""
+    """One process that compiles, in one of the MODES. Started at first use, and again after it died."""
 
-    def __init__(self, profiling: bool) -> None:
-        self.profiling = profiling
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
         self.process: subprocess.Popen[bytes] | None = None
         self.errors: IO[bytes] | None = None
         self.folder = ""  # of what it writes, which outlives it
@@ -49,7 +61,10 @@ class _Worker:
         try:
             pickle.dump((text, target), process.stdin)
             process.stdin.flush()
-            if not _answers(process, process.stdout, limit):
+            state = _state(process, process.stdout, limit, self.mode == PARKING)
+            if state == PARKED:
+                return self._parked()
+            if state == LATE:
                 return Program(profile=self._stopped(), why_not=f"no end after {limit:.0f} s")
             answer: Program = pickle.load(process.stdout)
             return answer
@@ -57,16 +72,25 @@ class _Worker:
             code = process.wait()
             self.errors.seek(0)
             said = self.errors.read().decode(errors="replace")
-            return Program(profile=self._stopped(), why_not=f"the compiler's process ended with {code}{_last_words(said)}")
+            why_not = f"the compiler's process ended with {code}{_last_words(said)}"
+            return Program(profile=self._stopped(), why_not=why_not, aborted=True)
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
         self.folder = tempfile.mkdtemp(prefix="kdk-profile-")
-        command = [sys.executable, "-m", "kdk_bench.modelled.worker", self.folder, *(["profile"] if self.profiling else [])]
+        command = [sys.executable, "-m", "kdk_bench.modelled.worker", self.folder, self.mode]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         environment["JAX_PLATFORMS"] = "cpu"
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment)
         return self.process
+
+    def _parked(self) -> Program:
+        """What there is where all threads wait: everything but what they aborted on, if one of them was left to do it."""
+        assert self.errors is not None
+        self.errors.seek(0)
+        failed = dict(re.findall(r"Static LLO profiling of (\S+) failed: (.*)", self.errors.read().decode(errors="replace")))
+        but = tuple(failed) if 0 < len(failed) < len(os.sched_getaffinity(0)) else ()
+        return Program(profile=self._stopped(), why_not="; ".join(dict.fromkeys(failed.values())), aborted=True, but=but)
 
     def _stopped(self) -> dict[str, int]:
         """Stop; the cycles that it had written."""
@@ -89,13 +113,25 @@ class _Worker:
         self.process, self.errors, self.folder = None, None, ""
 
 
-def _answers(process: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> bool:
-    """Whether there is an answer before the process has computed for `limit` seconds."""
-    begun, start = _computed(process.pid), time.monotonic()
+def _state(process: subprocess.Popen[bytes], answers: IO[bytes], limit: float, parking: bool) -> str:
+    """ANSWERED; LATE after the process has computed for `limit` seconds; PARKED where it does nothing any more and says nothing."""
+    begun, start, asleep = _computed(process.pid), time.monotonic(), 0
     while not select.select([answers], [], [], min(1.0, limit))[0]:
         if _computed(process.pid) - begun >= limit or time.monotonic() - start >= STUCK * limit:
-            return False
-    return True
+            return LATE
+        asleep = asleep + 1 if parking and _sleeps(process.pid) else 0
+        if asleep == IDLE:
+            return PARKED
+    return ANSWERED
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether no thread of a process runs or could run."""
+    states = []
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # of a thread that ended
+            states.append(file.read_text().rpartition(")")[2].split()[0])
+    return all(state == "S" for state in states)
 
 
 def _computed(pid: int) -> float:
@@ -118,21 +154,24 @@ class Profiler:
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.limit = limit
-        self._profiling, self._plain = _Worker(True), _Worker(False)
+        self._parking, self._profiling, self._plain = _Worker(PARKING), _Worker(PROFILING), _Worker(PLAIN)
 
     def __enter__(self) -> Profiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._profiling.stop()
-        self._plain.stop()
+        for worker in (self._parking, self._profiling, self._plain):
+            worker.stop()
 
     def program(self, stablehlo: str, target: str) -> Program:
-        """A StableHLO module for a chip, with the profiler's cycles; where that aborts or does not end, with those that it had
-        written until then, and why."""
-        found = self._profiling.ask(stablehlo, target, self.limit)
+        """A StableHLO module for a chip, with the profiler's cycles; where it aborts or does not end, with those that there are."""
+        found = self._parking.ask(stablehlo, target, self.limit)
         if found.text:
             return found
+        if found.aborted and not found.but:  # once more, one instruction after the other: what is written is the same every time
+            found = self._profiling.ask(stablehlo, target, self.limit)
+            if found.text:
+                return found
         plain = self._plain.ask(stablehlo, target, self.limit)
         if not plain.text:
             return Program(why_not=plain.why_not or found.why_not)
@@ -167,9 +206,25 @@ def _optimised(stablehlo: str, target: str, folder: str) -> str:
         return dumped[-1].read_text()
 
 
-def serve(stdin: IO[bytes], stdout: IO[bytes], folder: str) -> None:
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _wait(number: int) -> None:
+    while True:
+        time.sleep(3600.0)
+
+
+def _park() -> None:
+    """A thread that aborts waits from now on. After libtpu has set its own handlers; Python's run in the main thread alone.
+
+    libtpu sends SIGTRAP to a process that is still there 30 s after an abort, and ends it 15 s later: the others have so long."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    for number in (signal.SIGABRT, signal.SIGTRAP):
+        libc.signal(number, ctypes.cast(_wait, ctypes.c_void_p))
+
+
+def serve(stdin: IO[bytes], stdout: IO[bytes], folder: str, parking: bool) -> None:
     """In the worker: a program after the other, until the input ends. folder: of what the compiler writes."""
-    from kdk.backends.pallas.compile import readable
+    from kdk.backends.pallas.compile import device, readable
 
     while True:
         try:
@@ -179,6 +234,9 @@ def serve(stdin: IO[bytes], stdout: IO[bytes], folder: str) -> None:
         for file in (*Path(folder).glob(PROFILES), *Path(folder).glob("*.txt")):
             file.unlink()
         try:
+            if parking:
+                device(target)
+                _park()
             answer = Program(_optimised(text, target, folder), written(folder))
         except Exception as error:
             answer = Program(why_not=readable(error))

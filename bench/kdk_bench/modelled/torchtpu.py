@@ -23,6 +23,7 @@ import torch
 
 from kdk.backends import one_line
 from kdk.errors import UsageError
+from kdk_bench.modelled import scans
 
 BESIDE = ".venv-tpu"  # where `make test-tpu` puts it: torch would load it at every import if it lay in the environment
 LIMIT = 600.0  # seconds
@@ -124,6 +125,7 @@ def stablehlo(program: Callable[..., Any], inputs: Sequence[Any]) -> str:
         markers = [o for o in main.regions[0].blocks[0].operations if o.name == "stablehlo.optimization_barrier"]
         for i, (marker, (key, inputs_of_call)) in enumerate(zip(markers, recorder.calls, strict=True)):
             _replace(module, marker, recorder.modules[key], inputs_of_call, f"kernel_{i}")
+        scans.expand(module)
         module.operation.verify()
         return str(module)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kdk.backends import one_line
 from kdk.cases import Case
 from kdk.op import Op
-from kdk_bench.modelled import torchtpu
+from kdk_bench.modelled import scans, torchtpu
 from kdk_bench.modelled.hlo import cost
 from kdk_bench.modelled.pallas_program import unseen
 from kdk_bench.modelled.profiler import Profiler
@@ -88,6 +88,8 @@ def of_stablehlo(profiler: Profiler, text: str, target: str, *, reread_bytes: in
     if found.cycles is None:
         why_not = f"the profiler gives no cycles: {program.why_not}" if program.why_not else "no instruction has an estimate"
         said.append(f"HBM side alone, it takes at least that: {why_not}")
+    elif program.but:
+        said.append(f"at least: the cycles lack those of {', '.join(program.but)}, on which the profiler aborts: {program.why_not}")
     elif program.why_not:
         said.append(f"at least: the cycles are of what the profiler had done before {program.why_not}")
     chip = CHIPS[target]
@@ -126,16 +128,17 @@ def of_torch(
     """
     text, why_not = torchtpu.lower(function, args, target, directory)
     if text:
-        return of_stablehlo(profiler, text, target, caveats=of_kernels(text))
+        return of_stablehlo(profiler, text, target, caveats=of_text(text))
     if stand_in is None:
         return Estimate(target, None, why_not=why_not)
     found = of_jax(profiler, stand_in, args, target)
     return replace(found, stand_in=True, caveats=(f"a stand-in in jax: {why_not}", *found.caveats))
 
 
-def of_kernels(stablehlo: str) -> list[str]:
-    """What is not seen of kernels in a program that is not traced by jax."""
-    return ["blocks that kernels fetch again are not counted"] if "tpu_custom_call" in stablehlo else []
+def of_text(stablehlo: str) -> list[str]:
+    """What is not seen of kernels in a program that is not traced by jax, and what stands in it for something else."""
+    unseen = ["blocks that kernels fetch again are not counted"] if "tpu_custom_call" in stablehlo else []
+    return [*unseen, *scans.said(stablehlo)]
 
 
 def roofline(op: Op, direction: str, case: Case, dtype: str, target: str) -> Roofline:

@@ -1,4 +1,4 @@
-"""python -m kdk_bench.modelled.worker FOLDER [profile]: compiles what it is given on standard input. See profiler.py."""
+"""python -m kdk_bench.modelled.worker FOLDER MODE: compiles what it is given on standard input. See profiler.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libtpu prints is no answer
-    folder, profiling = sys.argv[1], sys.argv[2:] == ["profile"]
+    folder, mode = sys.argv[1:]
     _add("XLA_FLAGS", f"--xla_dump_to={folder} --xla_dump_hlo_as_text=true")
-    if profiling:
+    if mode != "plain":
         _add("LIBTPU_INIT_ARGS", f"--xla_jf_dump_static_llo_profile_to={folder}")
+    if mode == "profiling":
         # On one CPU it takes the instructions in their order: what is written before an abort is the same every time.
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[os.getpid() % len(mine)]})
@@ -21,7 +22,7 @@ def main() -> None:
     prepare_jax()
     from kdk_bench.modelled.profiler import serve
 
-    serve(sys.stdin.buffer, answers, folder)
+    serve(sys.stdin.buffer, answers, folder, mode == "parking")
 
 
 def _add(variable: str, flags: str) -> None:

@@ -1,7 +1,9 @@
 """linear_cross_entropy, forward, in Pallas: the vocabulary streams past a block of rows that stays in VMEM.
 
-The running maximum, sum and logit of the target are kept per lane (rows, 128), so that a block of the vocabulary costs no
-reduction across lanes; the lanes of a row are merged once, at the last block.
+The logits stand on their side, the vocabulary on the sublanes and rows of x on the lanes: the matrix units keep x and let weight
+run through, and the running maximum, sum and logit of the target are (8, rows), few registers, merged over the sublanes at the last
+block. The vector work of a tile of logits goes on under the product of the next one, and that of a block's last tile under the first
+product of the next block, for which it waits in VMEM.
 """
 
 import functools
@@ -12,13 +14,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
+LANES, SUBLANES = 128, 8
 CHAIN = 64  # sums of float32 that follow each other
-VMEM = 36 << 20  # reserved whole, beside what XLA prefetches: 48 MiB overflowed the 64 of a tpu7x; a v5p needs 34.4
-ROWS_BYTES, COLUMNS_BYTES = 16 << 20, 8 << 20  # of x and of weight in VMEM, each block twice
-MOST_ROWS, MOST_COLUMNS = 1024, 1280
-TILE = 256  # rows whose logits are worked on at once: the next ones are multiplied under the vector work of these
-WIDEST = COLUMNS_BYTES // (2 * LANES)  # bytes of a row
+VMEM = 36 << 20  # reserved whole, beside what XLA prefetches: 48 MiB overflowed the 64 of a tpu7x
+ROWS_BYTES, COLUMNS_BYTES, LEAST_COLUMNS_BYTES = 16 << 20, 14 << 20, 8 << 20  # of x and of weight in VMEM, each block twice
+BOTH_BYTES = 24 << 20
+TILE_BYTES = 2 << 20  # of the logits that are worked on at once, in float32
+MOST_ROWS, MOST_COLUMNS, MOST_TILE = 1024, 3072, 1024
+WIDEST = LEAST_COLUMNS_BYTES // (2 * LANES)  # bytes of a row
 PARTS = {2: 0, 4: 6}  # bytes, by those of a number: a product of float32 stands in VMEM in three bfloat16 parts too
 
 
@@ -26,11 +29,14 @@ def up_to(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def blocks(N: int, V: int, H: int, itemsize: int) -> tuple[int, int]:
-    """Rows and columns of the vocabulary in a block."""
-    rows = min(MOST_ROWS, ROWS_BYTES // (2 * H * itemsize) // TILE * TILE)
-    columns = min(MOST_COLUMNS, max(LANES, COLUMNS_BYTES // (H * (2 * itemsize + PARTS[itemsize])) // LANES * LANES))
-    return min(rows, up_to(N, TILE if N > TILE else 16)), min(columns, up_to(V, LANES))
+def blocks(N: int, V: int, H: int, itemsize: int) -> tuple[int, int, int]:
+    """Rows and columns of the vocabulary in a block; columns in a tile, of which a block is a multiple."""
+    stored = H * (2 * itemsize + PARTS[itemsize])
+    rows = min(up_to(N, LANES), MOST_ROWS, max(LANES, ROWS_BYTES // stored // LANES * LANES))
+    space = max(LEAST_COLUMNS_BYTES, min(COLUMNS_BYTES, BOTH_BYTES - rows * stored))
+    columns = min(MOST_COLUMNS, up_to(V, LANES), max(LANES, space // stored // LANES * LANES))
+    tile = min(columns, MOST_TILE, TILE_BYTES // (4 * rows) // LANES * LANES)
+    return rows, columns // tile * tile, tile
 
 
 def padded(t: jax.Array, rows: int, value: float = 0) -> jax.Array:
@@ -47,8 +53,8 @@ def dot(a: Any, b: Any, contract: tuple[int, int]) -> Any:
 
 
 def product(x: Any, rows: Any, weight: Any) -> Any:
-    """Rows of x times weight^T, (rows, columns), from references to blocks. Few float32 columns are summed in chains of at most 64:
-    one of H rounds twice as coarsely, which exp shows. A long H is cut by the MXU's depth anyway.
+    """Rows of x times weight^T, (rows, columns), from references to blocks; or rows of weight times x^T. Few float32 columns are
+    summed in chains of at most 64: one of H rounds twice as coarsely, which exp shows. A long H is cut by the MXU's depth anyway.
     """
     H = x.shape[1]
     if x.dtype != jnp.float32 or not CHAIN < H < 4 * LANES:
@@ -61,46 +67,50 @@ def _kernel(
     V: int, tile: int, has_bias: bool, ignore_index: int, label_smoothing: float, softcap: Optional[float], z_loss: float,
     x: Any, weight: Any, target: Any, *refs: Any,
 ) -> None:  # fmt: skip
-    bias, (loss, lse, largest, sums, hits, *totals) = (refs[0], refs[1:]) if has_bias else (None, refs)
-    j, last, width = pl.program_id(1), pl.num_programs(1) - 1, weight.shape[0]
+    bias, (loss, lse, largest, sums, hits, waiting, *totals) = (refs[0], refs[1:]) if has_bias else (None, refs)
+    j, last, width, rows = pl.program_id(1), pl.num_programs(1) - 1, weight.shape[0], x.shape[0]
+    shape = (tile // SUBLANES, SUBLANES, rows)  # of a tile, by register
+    sublane = jax.lax.broadcasted_iota(jnp.int32, shape[1:], 0)
 
     @pl.when(j == 0)
     def _() -> None:
-        largest[...] = jnp.full_like(largest, -jnp.inf)
+        for ref in (largest, waiting):
+            ref[...] = jnp.full_like(ref, -jnp.inf)
         for ref in (sums, hits, *totals):
             ref[...] = jnp.zeros_like(ref)
 
-    lane = jax.lax.broadcasted_iota(jnp.int32, (tile, LANES), 1)
-
     def logits(i: int) -> Any:
-        return product(x, pl.ds(i * tile, tile), weight)
+        z = product(weight, pl.ds(i * tile, tile), x)
+        if bias is not None:
+            z += _on_its_side(bias[:, i * tile : (i + 1) * tile], rows)
+        return z if softcap is None else jnp.tanh(z / softcap) * softcap
+
+    def take(z: Any, start: Any, ragged: bool) -> None:
+        """A tile of logits, from column `start` on; before the first one of -inf, from a negative column on."""
+        z = z.reshape(shape)
+        exists = jax.lax.broadcasted_iota(jnp.int32, shape, 0) * SUBLANES < V - start - sublane
+        if totals:
+            added = jnp.sum(jnp.where(exists, z, 0.0) if ragged else z, 0)
+            totals[0][...] += jnp.where(start < 0, 0.0, added)
+        if ragged:
+            z = jnp.where(exists, z, -jnp.inf)
+        away, hit = target[...] - start - sublane, hits[...]
+        for k in range(shape[0]):  # one by one: a select instead of a select and a sum
+            hit = jnp.where(away == k * SUBLANES, z[k], hit)
+        hits[...] = hit
+        old = largest[...]
+        new = jnp.maximum(old, jnp.max(z, 0))
+        shift = jnp.where(new == -jnp.inf, 0.0, new)
+        sums[...] = sums[...] * jnp.exp(old - shift) + jnp.sum(jnp.exp(z - shift), 0)
+        largest[...] = new
 
     def work(ragged: bool) -> None:
-        ahead = logits(0)
-        for i in range(x.shape[0] // tile):
-            at, z = pl.ds(i * tile, tile), ahead
-            if (i + 1) * tile < x.shape[0]:
-                ahead = logits(i + 1)
-            parts = [z[:, c : c + LANES] for c in range(0, width, LANES)]
-            if bias is not None:
-                parts = [part + bias[:, c * LANES : (c + 1) * LANES] for c, part in enumerate(parts)]
-            if softcap is not None:
-                parts = [jnp.tanh(part / softcap) * softcap for part in parts]
-            left = V - j * width - lane  # more than c * LANES where the column exists
-            if totals:
-                kept = [jnp.where(left > c * LANES, part, 0.0) if ragged else part for c, part in enumerate(parts)]
-                totals[0][at, :] += functools.reduce(jnp.add, kept)
-            if ragged:
-                parts = [jnp.where(left > c * LANES, part, -jnp.inf) for c, part in enumerate(parts)]
-            away = target[at, :] - lane - j * width  # c * LANES where the target is in part c
-            old, hit = largest[at, :], hits[at, :]
-            new = functools.reduce(jnp.maximum, parts, old)
-            shift = jnp.where(new == -jnp.inf, 0.0, new)
-            total = sums[at, :] * jnp.exp(old - shift)
-            for c, part in enumerate(parts):
-                total += jnp.exp(part - shift)
-                hit = jnp.where(away == c * LANES, part, hit)
-            largest[at, :], sums[at, :], hits[at, :] = new, total, hit
+        z, start = waiting[...], j * width - tile
+        for i in range(width // tile):
+            ahead = logits(i)
+            take(z, start + i * tile, ragged and i > 0)
+            z = ahead
+        waiting[...] = z
 
     if V % width:
         pl.when(j < last)(functools.partial(work, False))
@@ -110,18 +120,26 @@ def _kernel(
 
     @pl.when(j == last)
     def _() -> None:
-        top = jnp.max(largest[...], axis=1, keepdims=True)
+        take(waiting[...], (j + 1) * width - tile, V % width != 0)
+        top = jnp.max(largest[...], axis=0, keepdims=True)
         top = jnp.where(top == -jnp.inf, 0.0, top)
-        result = top + jnp.log(jnp.sum(sums[...] * jnp.exp(largest[...] - top), axis=1, keepdims=True))
+        result = top + jnp.log(jnp.sum(sums[...] * jnp.exp(largest[...] - top), axis=0, keepdims=True))
         label = target[...]
-        hit = jnp.where((label >= 0) & (label < V), jnp.sum(hits[...], axis=1, keepdims=True), jnp.nan)
+        hit = jnp.where((label >= 0) & (label < V), jnp.sum(hits[...], axis=0, keepdims=True), jnp.nan)
         value = result - (1 - label_smoothing) * hit
         if totals:
-            value -= label_smoothing / V * jnp.sum(totals[0][...], axis=1, keepdims=True)
+            value -= label_smoothing / V * jnp.sum(totals[0][...], axis=0, keepdims=True)
         if z_loss:
             value += z_loss * result * result
         lse[...] = result
         loss[...] = jnp.where(label == ignore_index, 0.0, value)
+
+
+def _on_its_side(bias: Any, rows: int) -> Any:
+    """(1, columns) as (columns, rows), the same in all rows: a transposition of 128 x 128 at a time, which costs less than it seems."""
+    parts = [bias[:, c : c + LANES] for c in range(0, bias.shape[1], LANES)]
+    turned = [jnp.broadcast_to(part, (LANES, LANES)).T for part in parts]
+    return jnp.concatenate([jnp.concatenate([part] * (rows // LANES), 1) for part in turned], 0)
 
 
 def forward(
@@ -137,32 +155,32 @@ def forward(
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     V, H = weight.shape
-    flat, labels = x.reshape(-1, H), target.reshape(-1, 1)
+    flat, labels = x.reshape(-1, H), target.reshape(-1)
     N = flat.shape[0]
-    rows, width = blocks(N, V, H, x.dtype.itemsize)
-    flat, labels = padded(flat, rows), padded(labels, rows, ignore_index)
-    column = pl.BlockSpec((rows, 1), lambda i, j: (i, 0))
+    rows, width, tile = blocks(N, V, H, x.dtype.itemsize)
+    flat, labels = padded(flat, rows), padded(labels, rows, ignore_index)[None, :]
+    row = pl.BlockSpec((1, rows), lambda i, j: (0, i))
     arrays = [flat, padded(weight, width) if width > V else weight, labels]
-    specs = [pl.BlockSpec((rows, H), lambda i, j: (i, 0)), pl.BlockSpec((width, H), lambda i, j: (j, 0)), column]
+    specs = [pl.BlockSpec((rows, H), lambda i, j: (i, 0)), pl.BlockSpec((width, H), lambda i, j: (j, 0)), row]
     if bias is not None:
         arrays.append(padded(bias.astype(jnp.float32), width)[None, :])
         specs.append(pl.BlockSpec((1, width), lambda i, j: (0, j)))
-    kept = 4 if label_smoothing else 3
+    kept = [(SUBLANES, rows)] * 3 + [(tile, rows)] + [(SUBLANES, rows)] * bool(label_smoothing)
     grid = (len(flat) // rows, pl.cdiv(V, width))
     loss, lse = pl.pallas_call(
-        functools.partial(_kernel, V, min(rows, TILE), bias is not None, ignore_index, label_smoothing, softcap, z_loss),
-        out_shape=[jax.ShapeDtypeStruct((len(flat), 1), jnp.float32)] * 2,
+        functools.partial(_kernel, V, tile, bias is not None, ignore_index, label_smoothing, softcap, z_loss),
+        out_shape=[jax.ShapeDtypeStruct((1, len(flat)), jnp.float32)] * 2,
         grid=grid,
         in_specs=specs,
-        out_specs=[column, column],
-        scratch_shapes=[pltpu.VMEM((rows, LANES), jnp.float32)] * kept,
+        out_specs=[row, row],
+        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in kept],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM),
         cost_estimate=pl.CostEstimate(
             flops=2 * N * H * V, transcendentals=N * V, bytes_accessed=(N + grid[0] * V) * H * x.dtype.itemsize + 12 * N
         ),
         interpret=interpret,
     )(*arrays)
-    return loss[:N, 0].reshape(target.shape), lse[:N, 0].reshape(target.shape)
+    return loss[0, :N].reshape(target.shape), lse[0, :N].reshape(target.shape)
 
 
 def supports(
