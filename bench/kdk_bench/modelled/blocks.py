@@ -24,25 +24,27 @@ from kdk_bench.modelled.pallas import BASELINE, Model, compared, entry
 from kdk_bench.modelled.rows import UNKNOWN, Reference, Row, failed
 from kdk_bench.modelled.stored import Stored, Traced, keep, lowered, of_program
 
-MOST_FLOPS = 6e11  # of a block's matrices: what the profiler simulates in about half a minute
+MOST_FLOPS = 3e11  # of a block's matrices: what the profiler simulates in a minute or two on a busy machine
+MOST_SCORES = 1 << 23  # of attention, all heads: of four times as many it does not end within its limit
 NOT_TPU = "blocks are modelled on TPUs alone: for other chips there is no compiler of whole programs here"
 
 
 @functools.cache
-def _described(model: str, name: str) -> tuple[int, int]:
-    """(hidden size, elements of the matrices that a token goes through) of a block."""
+def _described(model: str, name: str) -> tuple[int, int, int]:
+    """(hidden size, elements of the matrices that a token goes through, heads of attention) of a block."""
     module, hidden = Program(model, name, "forward", PLAIN).module(torch.bfloat16)
-    return hidden, sum(math.prod(p.shape) for p in module.parameters())
+    heads = module.attention.config.num_attention_heads if hasattr(module, "attention") else 0
+    return hidden, sum(math.prod(p.shape) for p in module.parameters()), heads
 
 
 def heats(model: str, tokens: int, directions: Sequence[str], dtypes: Sequence[str], targets: Sequence[str]) -> list[tuple[Heat, str]]:
     """(heat, block) of every block; the sequence is halved until the profiler bears it."""
     found = []
     for name in BLOCKS:
-        hidden, elements = _described(model, name)
+        hidden, elements, heads = _described(model, name)
         for direction in directions:
-            length = tokens
-            while length > 1 and 2 * length * elements * (1 if direction == "forward" else 3) > MOST_FLOPS:
+            length, flops = tokens, 2 * elements * (1 if direction == "forward" else 3)
+            while length > 1 and (length * flops > MOST_FLOPS or heads * length**2 > MOST_SCORES):
                 length //= 2
             sizes = {"tokens": length, "hidden": hidden}
             for dtype in dtypes:
