@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kdk_kernels.rms_norm.pallas import block_rows, too_wide
-from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, in_lanes, quantised, store_in_lanes
+from kdk_kernels.rms_norm_dynamic_quant.pallas import LEAST_ROWS, in_lanes, of_weight, prepare_weight, quantised, store_in_lanes
 from kdk_kernels.rms_norm_dynamic_quant.pallas import TUNABLE as TUNABLE
 
 
 def _kernel(
-    eps: float, offset: float, H: int, x: Any, residual: Any, weight: Any, q: Any, scale: Any, new_residual: Any
-) -> None:
+    eps: float, offset: float, H: int,
+    x: Any, residual: Any, weight: Any, q: Any, scale: Any, new_residual: Any, scaled: Any, power: Any,
+) -> None:  # fmt: skip
+    prepare_weight(offset, weight, scaled, power)
     total = (x[...].astype(jnp.float32) + residual[...].astype(jnp.float32)).astype(x.dtype)
     new_residual[...] = total
-    values = total.astype(jnp.float32)
-    rstd = jax.lax.rsqrt(jnp.sum(values * values, axis=-1, keepdims=True) / H + eps)
-    q[...], column = quantised(values * rstd * (weight[...].astype(jnp.float32) + offset), q.dtype)
+    q[...], column = quantised(total.astype(jnp.float32), eps, H, scaled, power, q.dtype)
     store_in_lanes(scale, column)
 
 
@@ -39,6 +39,7 @@ def forward(
         grid=(pl.cdiv(N, rows),),
         in_specs=[tile, tile, pl.BlockSpec((1, H), lambda i: (0, 0))],
         out_specs=(tile, line, tile),
+        scratch_shapes=of_weight(H),
         cost_estimate=pl.CostEstimate(
             flops=8 * N * H, transcendentals=N, bytes_accessed=N * H * (3 * x.dtype.itemsize + 1) + 4 * N
         ),
@@ -50,5 +51,5 @@ def forward(
 def supports(
     target: str, x: Any, residual: Any, weight: Any, eps: float, offset: float, dtype: str, *, rows: Optional[int] = None
 ) -> str | None:
-    """A block holds whole rows; x, residual, q and the sum stand in VMEM twice, the values twice in float32."""
-    return too_wide(target, x.shape[-1], 6 * x.itemsize + 2 + 8, rows, LEAST_ROWS)
+    """A block holds whole rows; x, residual, q and the sum stand in VMEM twice, the values twice in float32, the weight once more."""
+    return too_wide(target, x.shape[-1], 6 * x.itemsize + 2 + 8 + 1, rows, LEAST_ROWS)
