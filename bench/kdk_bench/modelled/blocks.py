@@ -26,6 +26,7 @@ from kdk_bench.modelled.stored import Stored, Traced, keep, lowered, of_program
 
 MOST_FLOPS = 3e11  # of a block's matrices: what the profiler simulates in a minute or two on a busy machine
 MOST_SCORES = 1 << 23  # of attention, all heads: of four times as many it does not end within its limit
+SAME = "the same program as without kdk"
 NOT_TPU = "blocks are modelled on TPUs alone: for other chips there is no compiler of whole programs here"
 
 
@@ -33,7 +34,8 @@ NOT_TPU = "blocks are modelled on TPUs alone: for other chips there is no compil
 def _described(model: str, name: str) -> tuple[int, int, int]:
     """(hidden size, elements of the matrices that a token goes through, heads of attention) of a block."""
     module, hidden = Program(model, name, "forward", PLAIN).module(torch.bfloat16)
-    heads = module.attention.config.num_attention_heads if hasattr(module, "attention") else 0
+    attention: Any = getattr(module, "attention", None)
+    heads = int(attention.config.num_attention_heads) if attention is not None else 0
     return hidden, sum(math.prod(p.shape) for p in module.parameters()), heads
 
 
@@ -68,13 +70,19 @@ def run(plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda:
 
 
 def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
-    found = []
+    found: list[Row] = []
+    keys: dict[str, str] = {}
     for variant in (PLAIN, KERNELS, COMPILED):
         program = Program(heat.case, name, heat.direction, variant, heat.target if variant == COMPILED else "")
+        own = "default" if variant != PLAIN else ""
         try:
-            found.append(entry(heat, variant, "default" if variant != PLAIN else "", estimate(model, program, heat)))
+            keys[variant] = key(program, heat)
+            row = entry(heat, variant, own, estimate(model, program, heat))
         except Exception as error:
-            found.append(failed(heat, variant, "default" if variant != PLAIN else "", error))
+            row = failed(heat, variant, own, error)
+        if own and keys.get(variant) == keys.get(PLAIN):
+            row = replace(row, caveats=(*row.caveats, SAME), reason=f"{SAME}: {row.reason}" if row.reason else "")
+        found.append(row)
     rows = compared(found, found[0])
     loses = any(row.contender == KERNELS and any((ratio or 0) > 1 for ratio in row.ratios.values()) for row in rows)
     return [*rows, *_alone(model, heat, name)] if loses else rows
@@ -93,15 +101,20 @@ def traced(program: Program, args: Sequence[torch.Tensor]) -> Traced:
     return found
 
 
+def key(program: Program, heat: Heat) -> str:
+    """The number of a block's program: of two that are equal, the same."""
+    return of_program(traced(program, program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))), heat.target)
+
+
 def estimate(model: Model, program: Program, heat: Heat) -> tpu.Estimate:
     """A block's program for a chip. What torch.compile leaves of kdk is often the program without kdk: it is lowered once."""
-    args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
-    key = of_program(traced(program, args), heat.target)
-    known = lowered(key)
+    number = key(program, heat)
+    known = lowered(number)
     if known:
-        model.lowered[key] = known
-    found = model.torch(key, program, args, heat.target)
-    keep(key, model.lowered[key][0])
+        model.lowered[number] = known
+    args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
+    found = model.torch(number, program, args, heat.target)
+    keep(number, model.lowered[number][0])
     return found
 
 

@@ -22,6 +22,8 @@ from kdk_bench.modelled import torchtpu
 from kdk_bench.modelled.profiler import Profiler, Program
 from kdk_bench.records import environment
 
+HERE = Path(__file__).parent
+
 
 class Traced(TorchDispatchMode):
     """Notes what a function asks of torch: `found`, the calls of kdk's operators; `text`, every call, its tensors by number."""
@@ -70,7 +72,8 @@ def _torch_tpu() -> list[str]:
 def of_program(traced: Traced, target: str) -> str:
     """The number of a traced program as TorchTPU lowers it: one without kernels is the same for every chip."""
     names = sorted({name for name, _, _ in traced.found})
-    return number("lowered", traced.text, [(target, name, *_kernels(name, target)) for name in names])
+    lowering = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sources.files_behind(torchtpu.__name__) if file.parent == HERE]
+    return number("lowered", traced.text, lowering, [(target, name, *_kernels(name, target)) for name in names])
 
 
 def _kernels(name: str, target: str) -> Iterable[str]:
