@@ -163,9 +163,9 @@ def test_evidence_and_the_page() -> None:
 
 
 def test_a_sequence_is_cut_and_other_chips_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_described", lambda model, name: (4096, 10**9))
+    monkeypatch.setattr(blocks, "_described", lambda model, name: (4096, 10**9, 0))
     plan = blocks.heats("llama-3-8b", 2048, ["forward", "backward"], ["bfloat16"], ["trn2"])
-    assert [(heat.sizes["tokens"], heat.cut) for heat, _ in plan[:2]] == [(512, True), (256, True)]
+    assert [(heat.sizes["tokens"], heat.cut) for heat, _ in plan[:2]] == [(128, True), (32, True)]
     rows = blocks.run(plan)
     assert {(row.outcome, row.reason) for row in rows} == {(UNKNOWN, blocks.NOT_TPU)} and running.exit_code(rows) == 3
 

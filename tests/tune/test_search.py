@@ -215,16 +215,14 @@ def test_an_operators_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_modelled_block_follows_the_record(ratio: float, calls: list[str]) -> None:
     """What is modelled as torch.compile's program is what the operators' front door makes of the record."""
     from kdk_bench.modelled.block_program import COMPILED, Program
-    from kdk_bench.modelled.blocks import _Calls
+    from kdk_bench.modelled.blocks import traced
 
     part = {"winner": tuning.winner(ratio), "ratio": ratio, "block": "b", "evidence": "modelled", "environment": {}, "date": "d"}
     tuning.write(tuning.user_file(OP, "v6e"), OP, "v6e", {tuning.key("forward", "bfloat16", {"N": 4, "H": 4096}): {"block": part}})
 
     def called(**changes: Any) -> list[str]:
         program = Program("llama-3-8b", "norm + projection", "forward", COMPILED, "v6e", **changes)
-        with _Calls() as found:
-            program(*program.arguments(4, torch.bfloat16))
-        return [op for op, _, _ in found.found]
+        return [op for op, _, _ in traced(program, program.arguments(4, torch.bfloat16)).found]
 
     assert called() == calls
     assert called(chosen=("rms_norm", "pallas")) == ["rms_norm"] and called(chosen=("rms_norm", "")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,9 @@ class Program:
     target: str = ""
     chosen: tuple[str, str] | None = None
 
+    @functools.cache  # noqa: B019  (a handful, of modules without data)
     def module(self, dtype: torch.dtype) -> tuple[nn.Module, int]:
-        """The block on the meta device, and its hidden size."""
+        """The block on the meta device, and its hidden size. Built once: what a call asks of torch is the block's alone."""
         import kdk
         from kdk_bench.benchmarking.blocks import described
 

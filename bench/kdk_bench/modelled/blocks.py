@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kdk import tuning
 from kdk.backends import TARGETS
@@ -23,26 +22,31 @@ from kdk_bench.modelled import tpu
 from kdk_bench.modelled.block_program import COMPILED, KERNELS, PLAIN, Program
 from kdk_bench.modelled.pallas import BASELINE, Model, compared, entry
 from kdk_bench.modelled.rows import UNKNOWN, Reference, Row, failed
+from kdk_bench.modelled.stored import Stored, Traced, keep, lowered, of_program
 
-MOST_FLOPS = 2e12  # of a block's matrices: what the profiler simulates in a minute or two
+MOST_FLOPS = 3e11  # of a block's matrices: what the profiler simulates in a minute or two on a busy machine
+MOST_SCORES = 1 << 23  # of attention, all heads: of four times as many it does not end within its limit
+SAME = "the same program as without kdk"
 NOT_TPU = "blocks are modelled on TPUs alone: for other chips there is no compiler of whole programs here"
 
 
 @functools.cache
-def _described(model: str, name: str) -> tuple[int, int]:
-    """(hidden size, elements of the matrices that a token goes through) of a block."""
+def _described(model: str, name: str) -> tuple[int, int, int]:
+    """(hidden size, elements of the matrices that a token goes through, heads of attention) of a block."""
     module, hidden = Program(model, name, "forward", PLAIN).module(torch.bfloat16)
-    return hidden, sum(math.prod(p.shape) for p in module.parameters())
+    attention: Any = getattr(module, "attention", None)
+    heads = int(attention.config.num_attention_heads) if attention is not None else 0
+    return hidden, sum(math.prod(p.shape) for p in module.parameters()), heads
 
 
 def heats(model: str, tokens: int, directions: Sequence[str], dtypes: Sequence[str], targets: Sequence[str]) -> list[tuple[Heat, str]]:
     """(heat, block) of every block; the sequence is halved until the profiler bears it."""
     found = []
     for name in BLOCKS:
-        hidden, elements = _described(model, name)
+        hidden, elements, heads = _described(model, name)
         for direction in directions:
-            length = tokens
-            while length > 1 and 2 * length * elements * (1 if direction == "forward" else 3) > MOST_FLOPS:
+            length, flops = tokens, 2 * elements * (1 if direction == "forward" else 3)
+            while length > 1 and (length * flops > MOST_FLOPS or heads * length**2 > MOST_SCORES):
                 length //= 2
             sizes = {"tokens": length, "hidden": hidden}
             for dtype in dtypes:
@@ -55,7 +59,7 @@ def heats(model: str, tokens: int, directions: Sequence[str], dtypes: Sequence[s
 def run(plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda: None) -> list[Row]:
     """The rows of every block."""
     rows: list[Row] = []
-    with Model(None) as model:
+    with Model(None, Stored()) as model:
         for heat, name in plan:
             if TARGETS[heat.target] != "pallas":
                 rows.append(Row(heat, PLAIN, "", UNKNOWN, NOT_TPU))
@@ -66,17 +70,19 @@ def run(plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda:
 
 
 def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
-    found = []
+    found: list[Row] = []
+    keys: dict[str, str] = {}
     for variant in (PLAIN, KERNELS, COMPILED):
         program = Program(heat.case, name, heat.direction, variant, heat.target if variant == COMPILED else "")
+        own = "default" if variant != PLAIN else ""
         try:
-            args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
-            key = (program, heat.sizes["tokens"], heat.dtype, heat.target if variant == KERNELS else "")
-            estimate = model.torch(key, program, args, heat.target)
+            keys[variant] = key(program, heat)
+            row = entry(heat, variant, own, estimate(model, program, heat))
         except Exception as error:
-            found.append(failed(heat, variant, "default" if variant != PLAIN else "", error))
-            continue
-        found.append(entry(heat, variant, "default" if variant != PLAIN else "", estimate))
+            row = failed(heat, variant, own, error)
+        if own and keys.get(variant) == keys.get(PLAIN):
+            row = replace(row, caveats=(*row.caveats, SAME), reason=f"{SAME}: {row.reason}" if row.reason else "")
+        found.append(row)
     rows = compared(found, found[0])
     loses = any(row.contender == KERNELS and any((ratio or 0) > 1 for ratio in row.ratios.values()) for row in rows)
     return [*rows, *_alone(model, heat, name)] if loses else rows
@@ -85,25 +91,31 @@ def _rows(model: Model, heat: Heat, name: str) -> list[Row]:
 def calls(heat: Heat, name: str) -> list[tuple[str, str, tuple[Any, ...]]]:
     """The calls of kdk's operators in a block: (operator, direction, arguments on the meta device)."""
     program = Program(heat.case, name, heat.direction, KERNELS)
-    with _Calls() as found:
-        program(*program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype)))
-    return found.found
+    return traced(program, program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))).found
 
 
-class _Calls(TorchDispatchMode):
-    """Notes the calls of kdk's operators: (operator, direction, arguments)."""
+def traced(program: Program, args: Sequence[torch.Tensor]) -> Traced:
+    """What a program asks of torch. args: on the meta device."""
+    with Traced(args) as found:
+        program(*args)
+    return found
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[tuple[str, str, tuple[Any, ...]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "kdk":
-            name = func._opname
-            direction = "forward" if name in OPERATORS else "backward"
-            defaults = [a.default_value for a in func._schema.arguments if not a.kwarg_only]
-            self.found.append((name.removesuffix("_backward"), direction, (*args, *defaults[len(args) :])))
-        return func(*args, **(kwargs or {}))
+def key(program: Program, heat: Heat) -> str:
+    """The number of a block's program: of two that are equal, the same."""
+    return of_program(traced(program, program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))), heat.target)
+
+
+def estimate(model: Model, program: Program, heat: Heat) -> tpu.Estimate:
+    """A block's program for a chip. What torch.compile leaves of kdk is often the program without kdk: it is lowered once."""
+    number = key(program, heat)
+    known = lowered(number)
+    if known:
+        model.lowered[number] = known
+    args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
+    found = model.torch(number, program, args, heat.target)
+    keep(number, model.lowered[number][0])
+    return found
 
 
 def _alone(model: Model, heat: Heat, name: str) -> list[Row]:

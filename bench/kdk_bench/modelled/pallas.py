@@ -31,9 +31,9 @@ COLUMNS = ("time\n(bound)", "cycles\nof the compiler", "HBM", f"x {ROOFLINE}", f
 class Model:
     """Compilers in processes of their own; what TorchTPU makes of a reference is the same for every chip, and kept."""
 
-    def __init__(self, directory: str | None) -> None:
+    def __init__(self, directory: str | None, profiler: Profiler | None = None) -> None:
         self.directory = directory
-        self.profiler = Profiler()
+        self.profiler = profiler or Profiler()
         self.lowered: dict[Any, tuple[str, str]] = {}
 
     def __enter__(self) -> Model:

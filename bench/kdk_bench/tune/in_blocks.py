@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kdk import tuning
 from kdk.backends import LANGUAGES, TARGETS, one_line
 from kdk.registry import OPERATORS
@@ -15,6 +13,7 @@ from kdk_bench.benchmarking.measuring import Heat
 from kdk_bench.modelled import blocks
 from kdk_bench.modelled.block_program import COMPILED, Program
 from kdk_bench.modelled.pallas import Model
+from kdk_bench.modelled.stored import Stored
 from kdk_bench.modelled.tpu import Estimate
 from kdk_bench.records import environment, today
 from kdk_bench.tune.search import FAILED, UNKNOWN
@@ -68,7 +67,7 @@ class InBlock:
 def run(op: str, plan: Sequence[tuple[Heat, str]], progress: Callable[[], None] = lambda: None) -> list[InBlock]:
     """The operator in each of the blocks that call it."""
     found = []
-    with Model(None) as model:
+    with Model(None, Stored()) as model:
         for heat, name in plan:
             found += _of(model, op, heat, name)
             progress()
@@ -101,8 +100,7 @@ def _of(model: Model, op: str, heat: Heat, name: str) -> list[InBlock]:
 
 def _estimate(model: Model, heat: Heat, name: str, chosen: tuple[str, str]) -> Estimate:
     program = Program(heat.case, name, heat.direction, COMPILED, heat.target, chosen)
-    args = program.arguments(heat.sizes["tokens"], getattr(torch, heat.dtype))
-    return model.torch((program, heat.sizes["tokens"], heat.dtype), program, args, heat.target)
+    return blocks.estimate(model, program, heat)
 
 
 def worst(found: Sequence[InBlock]) -> dict[tuning.Key, dict[str, Any]]:

@@ -1,13 +1,13 @@
-"""group_norm_silu, forward, in Pallas: channels on the sublanes, pixels on the lanes, and each block of channels walked over twice.
+"""group_norm_silu, forward, in Pallas: channels on the sublanes, pixels on the lanes.
 
-A block holds whole groups of channels and a part of the pixels, so that a group of any number of pixels fits. In the first walk each
-channel's sum, and its squares about its own mean, go from block to block in VMEM; at its end those of a group are put together, by
-Chan's formula as everywhere, and the second walk normalises. Where all pixels are one block, HBM is read once.
+A block holds whole groups of channels, and all pixels where these fit: HBM is read once. Where they do not, it holds a part of them, and
+each block of channels is walked over twice: in the first walk each channel's sum, and its squares about its own mean, go from block to
+block in VMEM; at its end those of a group are put together, by Chan's formula as everywhere, and the second walk normalises.
 """
 
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,22 @@ from kdk.backends.pallas import SCOPED_VMEM
 SUBLANES, LANES = 16, 128  # a tile of 16 bits; a multiple for 32 bits too
 ELEMENTS, MOST_PIXELS = 128 * 1024, 2048  # of a block
 MOST_GROUPS = 32  # of a block: each is a piece of code
+TUNABLE = {"elements": tuple(1 << power for power in range(17, 22))}  # of a block, with no limit of its pixels
 
 
 def sigmoid(x: jax.Array) -> jax.Array:
     return 1.0 / (1.0 + jnp.exp(-x))
 
 
-def block_shape(C: int, P: int, groups: int) -> tuple[int, int]:
+def block_shape(C: int, P: int, groups: int, elements: Optional[int] = None) -> tuple[int, int]:
     """Channels and pixels of a block: whole groups and whole tiles, or everything."""
-    in_group = C // groups
-    channels = math.lcm(in_group, SUBLANES)
-    fitting = min(ELEMENTS // (min(P, MOST_PIXELS) * channels), MOST_GROUPS * in_group // channels)
+    in_group, most_pixels = C // groups, P if elements else MOST_PIXELS
+    elements, channels = elements or ELEMENTS, math.lcm(in_group, SUBLANES)
+    fitting = min(elements // (min(P, most_pixels) * channels), MOST_GROUPS * in_group // channels)
     channels = min(channels * max(fitting, 1), C)
-    most = max(min(ELEMENTS // channels, MOST_PIXELS) // LANES * LANES, LANES)
+    if elements // channels >= P <= most_pixels:
+        return channels, P
+    most = max(min(elements // channels, most_pixels) // LANES * LANES, LANES)
     parts = pl.cdiv(P, most)
     return channels, P if parts == 1 else pl.cdiv(pl.cdiv(P, parts), LANES) * LANES
 
@@ -57,7 +60,29 @@ def within(shape: tuple[int, ...], block: Any, P: int) -> Any:
     return jax.lax.broadcasted_iota(jnp.int32, shape, 1) + block * pixels < P
 
 
-def _kernel(
+def of_groups(total: jax.Array, squares: jax.Array, in_group: int, P: int, eps: float) -> tuple[jax.Array, jax.Array]:
+    """(mean, rstd) of every channel's group. total, squares (channels, 1): of a channel's P pixels, squares about its own mean."""
+    size = float(in_group * P)
+    centre = group_sums(total, in_group) / size
+    off = total / P - centre
+    return centre, jax.lax.rsqrt(group_sums(squares + P * off * off, in_group) / size + eps)
+
+
+def activated(x: jax.Array, mean: jax.Array, rstd: jax.Array, weight: Any, bias: Any) -> jax.Array:
+    z = (x.astype(jnp.float32) - mean) * (rstd * weight[...].astype(jnp.float32)) + bias[...].astype(jnp.float32)
+    return z * sigmoid(z)
+
+
+def _of_whole(in_group: int, P: int, eps: float, x: Any, weight: Any, bias: Any, y: Any, mean: Any, rstd: Any) -> None:
+    """A block holds all pixels."""
+    values = x[0].astype(jnp.float32)
+    total = jnp.sum(values, 1, keepdims=True)
+    centred = values - total / P
+    mean[0], rstd[0] = of_groups(total, jnp.sum(centred * centred, 1, keepdims=True), in_group, P, eps)
+    y[0] = activated(x[0], mean[0], rstd[0], weight, bias).astype(y.dtype)
+
+
+def _of_parts(
     in_group: int, P: int, eps: float, x: Any, weight: Any, bias: Any, y: Any, mean: Any, rstd: Any, sums: Any, squares: Any
 ) -> None:
     block, blocks, pixels = pl.program_id(3), pl.num_programs(3), x.shape[2]
@@ -87,24 +112,20 @@ def _kernel(
 
         @pl.when(block == blocks - 1)
         def _() -> None:
-            size = float(in_group * P)
-            centre = group_sums(sums[...], in_group) / size
-            off = sums[...] / P - centre
-            variance = group_sums(squares[...] + P * off * off, in_group) / size
-            mean[0], rstd[0] = centre, jax.lax.rsqrt(variance + eps)
+            mean[0], rstd[0] = of_groups(sums[...], squares[...], in_group, P, eps)
 
     @pl.when(pl.program_id(2) == 1)
     def _() -> None:
-        n = (x[0].astype(jnp.float32) - mean[0]) * rstd[0]
-        z = n * weight[...].astype(jnp.float32) + bias[...].astype(jnp.float32)
-        y[0] = (z * sigmoid(z)).astype(y.dtype)
+        y[0] = activated(x[0], mean[0], rstd[0], weight, bias).astype(y.dtype)
 
 
 def forward(
-    x: jax.Array, groups: int, weight: jax.Array, bias: jax.Array, eps: float, *, interpret: Any = False
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x: jax.Array, groups: int, weight: jax.Array, bias: jax.Array, eps: float,
+    *, elements: Optional[int] = None, interpret: Any = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     N, C, P = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-    channels, pixels = block_shape(C, P, groups)
+    channels, pixels = block_shape(C, P, groups, elements)
+    walks = 1 if pixels == P else 2
     tile = pl.BlockSpec((1, channels, pixels), lambda n, c, walk, k: (n, c, k))
     # Nothing is written in the first walk: the block stays where the second one starts.
     written = pl.BlockSpec((1, channels, pixels), lambda n, c, walk, k: (n, c, walk * k))
@@ -112,15 +133,15 @@ def forward(
     statistic = pl.BlockSpec((1, channels, 1), lambda n, c, walk, k: (n, c, 0))
     column = jax.ShapeDtypeStruct((N, C, 1), jnp.float32)
     y, mean, rstd = pl.pallas_call(
-        functools.partial(_kernel, C // groups, P, eps),
+        functools.partial(_of_whole if walks == 1 else _of_parts, C // groups, P, eps),
         out_shape=(jax.ShapeDtypeStruct((N, C, P), x.dtype), column, column),
-        grid=(N, pl.cdiv(C, channels), 2, pl.cdiv(P, pixels)),
+        grid=(N, pl.cdiv(C, channels), walks, pl.cdiv(P, pixels)),
         in_specs=[tile, of_channels, of_channels],
         out_specs=(written, statistic, statistic),
-        scratch_shapes=[pltpu.VMEM((channels, 1), jnp.float32), pltpu.VMEM((channels, 1), jnp.float32)],
+        scratch_shapes=[pltpu.VMEM((channels, 1), jnp.float32)] * (walks == 2) * 2,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=13 * N * C * P, transcendentals=N * C * P, bytes_accessed=(2 + (pixels < P)) * N * C * P * x.dtype.itemsize
+            flops=13 * N * C * P, transcendentals=N * C * P, bytes_accessed=(1 + walks) * N * C * P * x.dtype.itemsize
         ),
         name="group_norm_silu",
         interpret=interpret,
@@ -138,6 +159,13 @@ def too_wide(target: str, C: int, groups: int, bytes_per_element: int) -> str | 
     return f"{C // groups} channels of a group: blocks of whole groups and tiles are {channels}, up to {limit} fit"
 
 
-def supports(target: str, x: Any, groups: int, weight: Any, bias: Any, eps: float) -> str | None:
+def supports(
+    target: str, x: Any, groups: int, weight: Any, bias: Any, eps: float, *, elements: Optional[int] = None
+) -> str | None:
     """x and y stand in VMEM twice, the values three times in float32, and the columns of channels as wide as a block."""
-    return too_wide(target, x.shape[1], groups, 4 * x.itemsize + 12 + 40)
+    wide = too_wide(target, x.shape[1], groups, 4 * x.itemsize + 12 + 40)
+    if wide or elements is None:
+        return wide
+    channels, pixels = block_shape(x.shape[1], math.prod(x.shape[2:]), groups, elements)
+    limit = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // (4 * x.itemsize + 12)
+    return None if channels * pixels <= limit else f"a block of {channels} channels and {pixels} pixels: up to {limit} elements fit"
