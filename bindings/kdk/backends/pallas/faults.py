@@ -154,6 +154,25 @@ def _is_new(searched: Mapping[frozenset[tuple[bool, bool]], list[tuple[Any, ...]
 
 
 @functools.cache
+def exact() -> dict[str, Any]:
+    """Options with which XLA computes on a CPU what a kernel says.
+
+    Its library YNNPACK sums a value that was rounded to bfloat16 and widened again as if it had not been rounded (jaxlib 0.10.2).
+    Another release may not have that library, nor the option.
+    """
+    import jax
+
+    without = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    try:
+        jax.jit(lambda x: x, compiler_options=without).lower(0.0).compile()
+    except Exception as error:
+        if next(iter(without)) in str(error):
+            return {}
+        raise
+    return without
+
+
+@functools.cache
 def _strict(function: Callable[..., Any], static: tuple[int, ...], run: int, cores: int) -> Callable[..., Any]:
     import jax
     from jax.experimental.pallas import tpu as pltpu
@@ -164,7 +183,7 @@ def _strict(function: Callable[..., Any], static: tuple[int, ...], run: int, cor
         return function(*args, interpret=params)
 
     # The program runs a few times at most: compiling it well costs more than it saves.
-    return jax.jit(interpreted, static_argnums=static, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(interpreted, static_argnums=static, compiler_options={"xla_backend_optimization_level": 0, **exact()})
 
 
 def forget() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kdk.backends.pallas import faults, torch_xla
-from kdk.backends.pallas.faults import look_for_faults
+from kdk.backends.pallas.faults import exact, look_for_faults
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable
     def interpreted(*args: Any) -> Any:
         return function(*args, interpret=True)
 
-    return jax.jit(interpreted, static_argnums=static)
+    return jax.jit(interpreted, static_argnums=static, compiler_options=exact())
 
 
 def forget() -> None:
