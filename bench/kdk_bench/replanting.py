@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from kdk_bench.hypotheses import Case, Finding
 from kdk_bench.rereading import parts, rounded, run_reference
 
-MOST_TRIES = 1000
-"""Runs of the reference: a second or two for a small case."""
-MOST_WORK = 2**29
-"""Elements that these runs may compute together."""
+MOST_WORK = 2**28
+"""Elements that the runs of the reference may compute, which a diagnosis is made of: less than a second."""
+A_CALL = 2**15
+"""As many elements as a call of torch costs, however small its tensors are."""
 HERE = (str(Path(torch.__file__).parent), __file__)
 EMPTY = {"sum": 0.0, "mean": 0.0, "amax": -torch.inf, "max": -torch.inf, "amin": torch.inf, "min": torch.inf, "prod": 1.0}
 EMPTY |= {"logsumexp": -torch.inf, "_softmax": -torch.inf, "_log_softmax": -torch.inf, "mm": 0.0, "bmm": 0.0, "cumsum": 0.0}
@@ -123,9 +123,8 @@ def planted(case: Case) -> Finding | None:
     if run_reference(case, {}, recorded) is None:
         return None
     region = case.inside()
-    elements = sum(call.elements for call in recorded.calls.values())
-    tries = min(MOST_TRIES, MOST_WORK // max(1, elements))
-    for _, way in zip(range(tries), _ways(recorded.calls, case)):
+    work = sum(call.elements + A_CALL * call.passes for call in recorded.calls.values())
+    for _, way in zip(range(MOST_WORK // max(1, work)), _ways(recorded.calls, case)):
         h = run_reference(case, {}, _Changed(way))
         if h is not None and case.explains(h, region):
             return way.cause, f"the output is that of the reference if in {way.site} {way.details}"
