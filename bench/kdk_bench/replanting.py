@@ -23,7 +23,7 @@ from kdk_bench.hypotheses import Case, Finding
 from kdk_bench.rereading import parts, rounded, run_reference
 
 MOST_WORK = 2**28
-"""Elements that the runs of the reference may compute, which a diagnosis is made of: less than a second."""
+"""Elements that the runs of the reference may compute which a diagnosis is made of: a second or two."""
 A_CALL = 2**15
 """As many elements as a call of torch costs, however small its tensors are."""
 HERE = (str(Path(torch.__file__).parent), __file__)
@@ -51,7 +51,7 @@ class Site:
 
 @dataclass
 class Call:
-    """The first pass through a site, and how many there are. shapes: of its tensors; elements: of its results, over all passes."""
+    """The arguments of the first pass through a site, how many passes there are, and the elements that all of them read and make."""
 
     func: Any
     leaves: list[Any]
