@@ -56,4 +56,9 @@ EXPLAINED: dict[str, str] = {
         "linear_cross_entropy.forward nki | load_start: nisa.dma_copy(dst=raw, src=start.ap([[0, ROWS], [1, 1]])) -> "
         "nisa.dma_copy(dst=raw, src=start.ap([[0, ROWS], [1 + 1, 1]]))"
     ): "of one element: its stride moves nothing",
+    (
+        "gather_rows.forward nki | gather_rows_kernel: nisa.dma_copy(dst=tile, src=table.ap([[H, rows], [1, width]], "
+        "offset=first, vector_offset=numbers)) -> nisa.dma_copy(dst=tile, src=table.ap([[H + 1, rows], [1, width]], "
+        "offset=first, vector_offset=numbers))"
+    ): "the first stride of a pattern is not read where a vector of offsets takes its place",
 }

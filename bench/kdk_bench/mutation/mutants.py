@@ -29,6 +29,7 @@ LAUNCH_OPTIONS = {
     "name",
     "keep_dims",
     "keepdims",
+    "strict",
 }
 
 
