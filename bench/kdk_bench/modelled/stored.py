@@ -97,7 +97,7 @@ def keep(key: str, text: str) -> None:
 
 
 class Stored(Profiler):
-    """A profiler that does not do the same twice."""
+    """A profiler that does not do the same twice. What a busy machine cut short, another run may know better: it is not kept."""
 
     def program(self, stablehlo: str, target: str) -> Program:
         key = number("profiled", stablehlo, target, self.limit)
@@ -105,7 +105,6 @@ class Stored(Profiler):
         if found:
             return Program(**found)
         program = super().program(stablehlo, target)
-        if program.text:
+        if program.text and (program.but or not program.why_not):
             sources.store(key, asdict(program))
         return program
-
