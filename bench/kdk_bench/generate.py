@@ -190,7 +190,7 @@ QUICK = (
 SENTINELS = Slot("every index a sentinel", (65,), counted=False, pattern="sentinel")
 CHANNELS_LAST = (
     Slot("channels last", (33, 65, 130), "channels_last"),
-    Slot("channels last, values of different scale", (64, 129), "channels_last", "scales"),
+    Slot("channels last, long rows of different scale", LONG, "channels_last", "scales", reduced=0),
 )
 BARE = Slot("strided, no leading dimension", (129, 65), "strided", counted=False, bare=True)
 TILES = (

@@ -57,7 +57,7 @@ class Session:
         from triton.compiler import make_backend
 
         self.name, self.sanitize, self.instead = target, sanitize, instead
-        self.touched: list[int] = []  # with `sanitize`: of every launch, the bytes at different addresses
+        self.touched: list[int] | None = None  # a list, with `sanitize`: gets of every launch the bytes at different addresses
         self.target = gpu_target(target)
         self.backend = make_backend(self.target)
         self.driver = SimulatedDriver(self.target)

@@ -45,7 +45,7 @@ def launch(session: interpreter.Session, kernel: Any, args: tuple[Any, ...], kwa
             if sanitizer is not None:
                 sanitizer.begin_program((x, y, z))
             _run(function, values, kernel, session, (x, y, z))
-        if sanitizer is not None:
+        if sanitizer is not None and session.touched is not None:
             session.touched.append(sanitizer.touched())
 
 

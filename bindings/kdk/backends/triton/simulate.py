@@ -31,5 +31,6 @@ def unique_bytes(function: Callable[..., Any], args: tuple[Any, ...], target: st
     """What `function(*args)` reads and writes, interpreted on CPU tensors: of every launch each byte once, however often it is
     touched. An array between two launches counts in both."""
     with session(target, True) as opened:
+        opened.touched = []
         function(*args)
-    return sum(opened.touched)
+        return sum(opened.touched)
