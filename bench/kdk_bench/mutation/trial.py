@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import itertools
 import linecache
 import sys
 import time
@@ -202,17 +203,19 @@ class _Cases:
 def run_original(unit: Unit, shares: bool, seed: int) -> Trial:
     """All cases of the unchanged kernel in one dtype, which pass. shares: others run its code too, so say which lines it runs itself.
 
-    The other dtype's cases, which `kdk check` runs as well, are left out. Lines are those of the cheaper half of the cases: while it
-    is traced, a kernel's simulator takes three times as long.
+    The other dtype's cases, which `kdk check` runs as well, are left out. Lines are those of the cheap cases: while it is traced, a
+    kernel's simulator takes three times as long, so these may take a third of the whole.
     """
     order = [step for step in steps(unit) if step[0] == steps(unit)[0][0]]
     spent: dict[Step, float] = {}
     trial = run_mutant(unit, *original(unit), order, seed, spent)
     if trial.kill or not shares:
         return trial
+    cheap = sorted(order, key=lambda step: spent[step])
+    until = itertools.accumulate(spent[step] for step in cheap)
     lines: set[Line] = set()
     with traced(lines):
-        run_mutant(unit, *original(unit), sorted(order, key=lambda step: spent[step])[: len(order) // 2], seed)
+        run_mutant(unit, *original(unit), [s for s, sum_ in zip(cheap, until) if sum_ <= trial.seconds / 3], seed)
     return dataclasses.replace(trial, lines=frozenset(lines))
 
 
