@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import itertools
 import linecache
 import sys
 import time
@@ -141,23 +140,37 @@ def _forget() -> None:
         jax.clear_caches()
 
 
-@contextlib.contextmanager
-def traced(lines: set[Line]) -> Iterator[None]:
-    """Inside, the lines of planted modules that run are added to `lines`."""
+class Traced:
+    """The lines of planted modules that run inside a `with`, one for each case.
 
-    def line(frame: FrameType, event: str, argument: Any) -> Any:
-        lines.add((frame.f_code.co_filename[len(PREFIX) : -1], frame.f_lineno))
-        return line
+    Tracing slows a kernel's simulator by several times, and a program runs the lines that another one ran: after CALLS of planted
+    functions the rest of a case is not traced.
+    """
 
-    def call(frame: FrameType, event: str, argument: Any) -> Any:
-        return line if frame.f_code.co_filename.startswith(PREFIX) else None
+    CALLS = 1000
 
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+    def __init__(self) -> None:
+        self.lines: set[Line] = set()
+        self.calls, self.before = 0, sys.gettrace()
+
+    def __enter__(self) -> None:
+        self.calls, self.before = 0, sys.gettrace()
+        sys.settrace(self._call)
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self.before)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PREFIX):
+            return None
+        self.calls += 1
+        if self.calls > self.CALLS:
+            sys.settrace(self.before)
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        self.lines.add((frame.f_code.co_filename[len(PREFIX) : -1], frame.f_lineno))
+        return self._line
 
 
 # ---- judging ----------------------------------------------------------------------------------------------------------
@@ -203,27 +216,16 @@ class _Cases:
 def run_original(unit: Unit, shares: bool, seed: int) -> Trial:
     """All cases of the unchanged kernel in one dtype, which pass. shares: others run its code too, so say which lines it runs itself.
 
-    The other dtype's cases, which `kdk check` runs as well, are left out. Lines are those of the cheap cases: while it is traced, a
-    kernel's simulator takes three times as long, so these may take a third of the whole.
+    The other dtype's cases, which `kdk check` runs as well, are left out.
     """
-    order = [step for step in steps(unit) if step[0] == steps(unit)[0][0]]
-    spent: dict[Step, float] = {}
-    trial = run_mutant(unit, *original(unit), order, seed, spent)
-    if trial.kill or not shares:
-        return trial
-    cheap = sorted(order, key=lambda step: spent[step])
-    until = itertools.accumulate(spent[step] for step in cheap)
-    lines: set[Line] = set()
-    with traced(lines):
-        run_mutant(unit, *original(unit), [s for s, sum_ in zip(cheap, until) if sum_ <= trial.seconds / 3], seed)
-    return dataclasses.replace(trial, lines=frozenset(lines))
+    traced = Traced() if shares else None
+    order = steps(unit)
+    trial = run_mutant(unit, *original(unit), [step for step in order if step[0] == order[0][0]], seed, traced)
+    return trial if traced is None or trial.kill else dataclasses.replace(trial, lines=frozenset(traced.lines))
 
 
-def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int, spent: dict[Step, float] | None = None) -> Trial:
-    """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed.
-
-    spent: gets the seconds of processor time of every case that ran.
-    """
+def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int, traced: Traced | None = None) -> Trial:
+    """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed."""
     begin = time.process_time()
 
     def trial(kill: str, step: Step | None = None, reason: str = "", cause: str = "", details: str = "") -> Trial:
@@ -235,10 +237,8 @@ def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], see
         with planted(unit, changed, source):
             cases = _Cases(unit, seed)
             for step in order:
-                before = time.process_time()
-                kill, reason, result = cases.run(step)
-                if spent is not None:
-                    spent[step] = time.process_time() - before
+                with traced or contextlib.nullcontext():
+                    kill, reason, result = cases.run(step)
                 ran = ran or kill in ("", "numerics", "sanitizer")
                 if kill == "crash":
                     crash = crash or (step, reason)
