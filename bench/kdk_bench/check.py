@@ -9,7 +9,7 @@ import functools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import kdk.ops  # noqa: F401  (registers the operators)
+from kdk import tuning
 from kdk.errors import DeclarationError, KdkError, RefusedError
 from kdk.registry import OPERATORS
 from kdk.torch_library import Operator
@@ -72,14 +73,10 @@ def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed:
     own_fault = expected.sloppy()
     if own_fault:
         return Result(row, problem.name, "failed", reason=own_fault)
-    torch_op = operator.forward if row.direction == "forward" else operator.backward
     before = [s.clone() for s in expected.call.storages]
     args = place.move(expected.call.args)
 
-    def run() -> tuple[Tensor | None, ...]:
-        with torch.no_grad(), poisoned_memory():
-            return outputs_of(torch_op(*args, impl=place.impl))
-
+    run = functools.partial(_outputs, operator, row, problem, place, args)
     got = run()
     reason, ratio, telling = expected.judge(got, pools)
     if not reason and twice:
@@ -90,6 +87,12 @@ def run_case(operator: Operator, row: Row, problem: Problem, place: Place, seed:
         reason = "an input was written to"
     outcome = "failed" if reason else "passed" if telling or not problem.counted else "uninformative"
     return Result(row, problem.name, outcome, ratio, reason or "; ".join(expected.notes), diagnose=expected.diagnose if reason else None)
+
+
+def _outputs(operator: Operator, row: Row, problem: Problem, place: Place, args: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    torch_op = operator.forward if row.direction == "forward" else operator.backward
+    with torch.no_grad(), poisoned_memory(), tuning.smallest() if problem.launch == "smallest" else nullcontext():
+        return outputs_of(torch_op(*args, impl=place.impl))
 
 
 def _tensor_pairs(left: tuple[Any, ...], right: tuple[Any, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -111,9 +114,7 @@ def _second_run(
     """Run other inputs, then the same again: a result or a buffer kept from call to call, or a race, shows."""
     kept = [None if t is None else t.clone() for t in got]
     other = Expectation(operator, row, problem, seed + 1)
-    torch_op = operator.forward if row.direction == "forward" else operator.backward
-    with torch.no_grad(), poisoned_memory():
-        reason, _, _ = other.judge(outputs_of(torch_op(*place.move(other.call.args), impl=place.impl)), pools)
+    reason, _, _ = other.judge(_outputs(operator, row, problem, place, place.move(other.call.args)), pools)
     if reason:
         return f"second call, with other values: {reason}"
     for name, first, copy in zip(other.call.names, got, kept):

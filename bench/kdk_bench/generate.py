@@ -49,6 +49,7 @@ class Problem:
     pattern: str = "random"
     """The values of index tensors: one of PATTERNS, or "sentinel"."""
     index_dtype: str = "int64"
+    launch: str = "usual"  # the launch parameters, or "smallest"
 
     @property
     def elements(self) -> int:
@@ -59,6 +60,7 @@ class Problem:
         sizes = " ".join(f"{letter}={size}" for letter, size in self.sizes.items())
         extra = [f"{k}={v}" for k, v in self.scalars.items()] + [f"{t} {self.layout}" for t in ("inputs",)]
         extra += [f"without {name}" for name in self.without]
+        extra += [] if self.launch == "usual" else [f"{self.launch} launch parameters"]
         return f"{self.name}: {sizes}, {', '.join(extra)}, {self.values} values"
 
 
@@ -104,8 +106,7 @@ def fit(sizes: dict[str, int], dims: Mapping[str, Dim]) -> dict[str, int]:
 def _largest(op: Op, sizes: Mapping[str, int]) -> int:
     """Elements of the largest tensor."""
     return max(
-        math.prod(int(t) if t.isdigit() else sizes[t.strip("*").removesuffix("|1")] for t in text.split())
-        for text in op.shapes.values()
+        math.prod(int(t) if t.isdigit() else sizes[t.strip("*").removesuffix("|1")] for t in text.split()) for text in op.shapes.values()
     )
 
 
@@ -170,6 +171,7 @@ class Slot:
     many: bool = False
     pattern: str = ""
     bare: bool = False
+    launch: str = "usual"
 
 
 QUICK = (
@@ -190,12 +192,13 @@ QUICK = (
 SENTINELS = Slot("every index a sentinel", (65,), counted=False, pattern="sentinel")
 CHANNELS_LAST = (
     Slot("channels last", (33, 65, 130), "channels_last"),
-    Slot("channels last, long rows of different scale", LONG, "channels_last", "scales", reduced=0),
+    Slot("channels last, long rows of different scale", LONG, "channels_last", "scales", reduced=0, launch="smallest"),
 )
 BARE = Slot("strided, no leading dimension", (129, 65), "strided", counted=False, bare=True)
 TILES = (
     Slot("whole tiles, then nothing", (256, 128), place=0),
     Slot("one more than wide tiles, a chunk", (8193, 4097, 2049, 1025, 513, 257), "chunk", place=-1),
+    Slot("long reduction in the smallest steps", LONG, values="scales", reduced=0, launch="smallest"),
 )
 PATTERNS = ("random", "equal", "sorted", "duplicates")
 """Of indices: drawn; all the same (a hot row); in order; a few values many times."""
@@ -243,9 +246,7 @@ def _parts(sizes: dict[str, int], dims: Mapping[str, Dim], focus: str, rng: rand
     return sizes
 
 
-def _sizes(
-    op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random, attempt: int
-) -> dict[str, int]:
+def _sizes(op: Op, cases: Cases, slot: Slot, focus: str, edge: int, limit: int, rng: random.Random, attempt: int) -> dict[str, int]:
     dims = cases.dims
     if slot.name == "plain":
         return _medium(op, dims, limit, rng)
@@ -348,6 +349,7 @@ def _drawn(op: Op, cases: Cases, slot: Slot, direction: str, turn: int, limit: i
         without=without,
         pattern=slot.pattern or PATTERNS[turn % len(PATTERNS)],
         index_dtype=("int64", "int32")[turn // len(PATTERNS) % 2],
+        launch=slot.launch,
     )
 
 

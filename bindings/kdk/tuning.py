@@ -19,11 +19,14 @@ and backward together.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import importlib
 import inspect
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,17 +251,22 @@ def sizes_of(where: Sequence[tuple[str, list[tuple[int, int | None, int | None]]
 def launch_parameters(
     op: Op, direction: str, target: str, kernel: Any, refused: Callable[[str], Any]
 ) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
-    """From a direction's arguments to the recorded launch parameters, empty where there are none.
+    """From a direction's arguments to the recorded launch parameters, empty where there are none; to the least inside `smallest`.
 
     kernel: of kdk.dispatch. refused: told why a record is not taken; the kernel then chooses by itself."""
     recorded = table(op, target)
     for reason in recorded.refused:
         refused(reason)
-    if not any("launch" in entry for (of, _, _), entry in recorded.entries.items() if of == direction):
+    if not kernel.tunable:
         return lambda args: {}
-    where = places(op, direction)
+    tuned = any("launch" in entry for (of, _, _), entry in recorded.entries.items() if of == direction)
+    where = places(op, direction) if tuned else []
 
     def found(args: Sequence[Any]) -> Mapping[str, Any]:
+        if _SMALLEST.get():
+            return _least(target, kernel, kernel.arguments(*args))
+        if not tuned:
+            return {}
         working = next((str(a.dtype).removeprefix("torch.") for a in args if hasattr(a, "dtype") and a.is_floating_point()), "")
         part = recorded.part("launch", direction, working, sizes_of(where, args))
         if part is None:
@@ -270,6 +278,27 @@ def launch_parameters(
         return part["parameters"]  # type: ignore[no-any-return]
 
     return found
+
+
+_SMALLEST: contextvars.ContextVar[bool] = contextvars.ContextVar("smallest", default=False)
+
+
+@contextlib.contextmanager
+def smallest() -> Iterator[None]:
+    """Inside, kernels run with the first of the legal values of each launch parameter, by custom the smallest: a small problem then
+    takes a kernel through the steps that only a large one does otherwise."""
+    token = _SMALLEST.set(True)
+    try:
+        yield
+    finally:
+        _SMALLEST.reset(token)
+
+
+def _least(target: str, kernel: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
+    """The first launch parameters, in the order of their legal values, that the kernel takes; none where it takes no such ones."""
+    names = list(kernel.tunable)
+    every = (dict(zip(names, values)) for values in itertools.product(*kernel.tunable.values()))
+    return next((parameters for parameters in every if not kernel.refuses(target, parameters, args)), {})
 
 
 def illegal(parameters: Mapping[str, Any], tunable: Mapping[str, tuple[Any, ...]], kernel: str) -> str:

@@ -19,7 +19,7 @@ from kdk.backends.pallas import SCOPED_VMEM
 SUBLANES, LANES = 16, 128  # a tile of 16 bits; a multiple for 32 bits too
 ELEMENTS, MOST_PIXELS = 128 * 1024, 2048  # of a block
 MOST_GROUPS = 32  # of a block: each is a piece of code
-TUNABLE = {"elements": tuple(1 << power for power in range(17, 22))}  # of a block, with no limit of its pixels
+TUNABLE = {"elements": tuple(1 << power for power in (13, 17, 18, 19, 20, 21))}  # of a block, with no limit of its pixels
 
 
 def sigmoid(x: jax.Array) -> jax.Array:

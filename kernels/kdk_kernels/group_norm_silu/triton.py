@@ -9,6 +9,8 @@ the second-level cache while the groups that are read at once fit it. Of longer 
 several groups lie side by side, many programs share the work: sums of tiles, their combination, and a pass that reads x again.
 """
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,7 @@ from kdk.layouts import format_of
 TILE, CHANNELS_SIDE_BY_SIDE = 4096, 64  # elements of a tile; its channels where these are what lies side by side
 WHOLE, WHOLE_TILE, MOST_WARPS = 1 << 18, 1 << 13, 16  # elements of a group that is one program's, and of its tile: 16 a thread
 PARTS = 1024  # of a group that are put together at once
+TUNABLE = {"elements": (512, 2048, 4096, 8192, 16384), "parts": (16, 256, 1024)}  # of a tile; of a group, put together at once
 WARPS = 4
 
 
@@ -145,13 +148,14 @@ def images(t: Tensor) -> Tensor:
     return t.reshape(*t.shape[:2], t.shape[2:].numel())
 
 
-def whole(x: Tensor, groups: int) -> dict[str, int]:
+def whole(x: Tensor, groups: int, elements: Optional[int]) -> dict[str, int]:
     """Channels and pixels of a tile of x (N, C, P), and warps, where a program takes a group; empty where it does not."""
     channels, P = x.shape[1] // groups, x.shape[2]
     if channels_side_by_side(x) or channels * P > WHOLE:
         return {}
-    pixels = min(triton.next_power_of_2(P), WHOLE_TILE)
-    rows = min(triton.next_power_of_2(channels), WHOLE_TILE // pixels)
+    most = elements or WHOLE_TILE
+    pixels = min(triton.next_power_of_2(P), most)
+    rows = min(triton.next_power_of_2(channels), most // pixels)
     warps = max(1, min(MOST_WARPS, pixels * rows * MOST_WARPS // WHOLE_TILE))
     return {"CHANNELS": rows, "PIXELS": pixels, "num_warps": warps}
 
@@ -160,24 +164,28 @@ def channels_side_by_side(x: Tensor) -> bool:
     return x.stride(1) == 1 and x.stride(2) != 1
 
 
-def tile(x: Tensor) -> tuple[dict[str, int], int]:
+def tile(x: Tensor, elements: Optional[int]) -> tuple[dict[str, int], int]:
     """Channels and pixels of a program's tile of x (N, C, P), and how many tiles there are."""
     N, C, P = x.shape
+    most = elements or TILE
     if channels_side_by_side(x):
         channels = min(triton.next_power_of_2(C), CHANNELS_SIDE_BY_SIDE)
-        pixels = min(triton.next_power_of_2(P), TILE // channels)
+        pixels = min(triton.next_power_of_2(P), most // channels)
     else:
-        pixels = min(triton.next_power_of_2(P), TILE)
-        channels = min(triton.next_power_of_2(C), TILE // pixels)
+        pixels = min(triton.next_power_of_2(P), most)
+        channels = min(triton.next_power_of_2(C), most // pixels)
     return {"CHANNELS": channels, "PIXELS": pixels}, N * triton.cdiv(C, channels) * triton.cdiv(P, pixels)
 
 
-def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(
+    x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float,
+    *, elements: Optional[int] = None, parts: Optional[int] = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=format_of(x))
     out, x = y.view(*x.shape[:2], -1), images(x)
     N, C, P = x.shape
     mean, rstd = (torch.empty((N, groups), dtype=torch.float32, device=x.device) for _ in range(2))
-    one = whole(x, groups)
+    one = whole(x, groups, elements)
     if one:
         held = one["CHANNELS"] * groups >= C and one["PIXELS"] >= P
         _group[(N * groups,)](
@@ -185,13 +193,13 @@ def forward(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) ->
             bias.stride(0), ONE=held, **one,
         )  # fmt: skip
         return y, mean, rstd
-    shape, tiles = tile(x)
-    parts = C // groups * triton.cdiv(P, shape["PIXELS"])
-    sums, squares = (torch.empty((N * groups, parts), dtype=torch.float32, device=x.device) for _ in range(2))
+    shape, tiles = tile(x, elements)
+    of_group = C // groups * triton.cdiv(P, shape["PIXELS"])
+    sums, squares = (torch.empty((N * groups, of_group), dtype=torch.float32, device=x.device) for _ in range(2))
     _sums[(tiles,)](x, sums, squares, C, P, *x.stride(), **shape, num_warps=WARPS)
     _statistics[(N * groups,)](
-        sums, squares, mean, rstd, parts, P, C // groups * P, eps,
-        PIXELS=shape["PIXELS"], PARTS=min(PARTS, triton.next_power_of_2(parts)),
+        sums, squares, mean, rstd, of_group, P, C // groups * P, eps,
+        PIXELS=shape["PIXELS"], PARTS=min(parts or PARTS, triton.next_power_of_2(of_group)),
     )  # fmt: skip
     _normalise[(tiles,)](
         x, weight, bias, mean, rstd, out, C, P, groups, *x.stride(), *out.stride(), weight.stride(0), bias.stride(0),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kdk.layouts import format_of
 from kdk_kernels.group_norm_silu.triton import PARTS, images, place, tile, whole
+from kdk_kernels.group_norm_silu.triton import TUNABLE as TUNABLE
 
 WARPS = 8
 
@@ -122,8 +123,9 @@ def _of_x(
 
 
 def backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, needs: str
-) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, rstd: Tensor, needs: str,
+    *, elements: Optional[int] = None, parts: Optional[int] = None,
+) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:  # fmt: skip
     needed = needs.split(",")
     dx: Optional[Tensor] = None
     if "x" in needed:
@@ -132,8 +134,8 @@ def backward(
     N, C, P = x.shape
     inputs = grad, x, weight, bias, mean.contiguous(), rstd.contiguous()
     strides = (*grad.stride(), *x.stride(), weight.stride(0), bias.stride(0))
-    one = whole(x, groups) if dx is not None else {}  # without dx, more programs share the sums
-    shape, tiles = tile(x)
+    one = whole(x, groups, elements) if dx is not None else {}  # without dx, more programs share the sums
+    shape, tiles = tile(x, elements)
     blocks = 1 if one else triton.cdiv(P, shape["PIXELS"])
     of_bias, of_weight = (torch.empty((N, C, blocks), dtype=torch.float32, device=x.device) for _ in range(2))
     if dx is not None and one:
@@ -143,10 +145,10 @@ def backward(
         _sums[(tiles,)](*inputs, of_bias, of_weight, C, P, groups, *strides, **shape, num_warps=WARPS)
     if dx is not None and not one:
         means = torch.empty((N, groups, 2), dtype=torch.float32, device=x.device)
-        out, parts = dx.view(N, C, P), C // groups * blocks
+        out, of_group = dx.view(N, C, P), C // groups * blocks
         _means[(N * groups,)](
-            of_bias, of_weight, weight, means, parts, blocks, C // groups * P, groups, C // groups, weight.stride(0),
-            PARTS=min(PARTS, triton.next_power_of_2(parts)),
+            of_bias, of_weight, weight, means, of_group, blocks, C // groups * P, groups, C // groups, weight.stride(0),
+            PARTS=min(parts or PARTS, triton.next_power_of_2(of_group)),
         )  # fmt: skip
         _of_x[(tiles,)](*inputs, means, out, C, P, groups, *strides, *out.stride(), **shape, num_warps=WARPS)
     of_channel = [t.sum((0, 2)) if name in needed else None for name, t in (("weight", of_weight), ("bias", of_bias))]
