@@ -20,7 +20,13 @@ TARGETS = {"pallas": "v6e", "triton": "sm_90"}
 ABSENT = {language: LANGUAGES[language].module("launch").missing("cpu") for language in TARGETS}
 LARGEST = 160  # of a letter: more than one block of 128, and a part of one
 FEW = {"B": 2, "G": 2, "Hq": 2, "Hk": 2, "K": 4}  # batches, groups, heads, chosen: they cost time and are no block's
-SHORT = {"linear_cross_entropy": {"H": 32}}  # of longer sums exp shows the last places, whatever the launch parameters
+# exp shows the last places of longer sums, whatever the launch parameters; tiles of whole rows are wider than LARGEST.
+OWN = {
+    "linear_cross_entropy": {"H": 32},
+    "sample_top_k_top_p": {"N": 10, "V": 1500},
+    "gather_rows": {"R": 60, "H": 300},
+    "scatter_add_rows": {"R": 60, "H": 300},
+}
 
 
 @functools.cache
@@ -28,8 +34,7 @@ def expected(name: str, direction: str) -> Expectation:
     """Of the operator's primary case, made small; in float32."""
     op = OPERATORS[name].op
     case = cases_of(op).models[0]
-    most = {**FEW, **SHORT.get(name, {})}
-    sizes = {letter: min(size, most.get(letter, LARGEST)) for letter, size in case.sizes.items()}
+    sizes = {letter: min(size, FEW.get(letter, LARGEST)) for letter, size in case.sizes.items()} | OWN.get(name, {})
     return Expectation(OPERATORS[name], Row(name, direction, "reference", "cpu", "float32"), problem_of(op, case, sizes), 0)
 
 
