@@ -6,7 +6,7 @@ one as an array of its own.
 """
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kdk.backends.pallas import SCOPED_VMEM
 
 MOST_ROWS = 256  # of a block
+TUNABLE = {"rows": (16, 32, 64, 128, 256, 512, 1024)}  # of a block
 BUFFER = 4 << 20  # bytes of rows in flight
 LEAST_ROWS = 16  # a tile of bfloat16
 
@@ -25,10 +26,11 @@ def together(dtype: Any) -> int:
     return 1 if jnp.dtype(dtype).itemsize == 4 else 8
 
 
-def block_rows(N: int, H: int, dtype: Any) -> int:
-    """Rows of a block: a multiple of the least."""
-    rows = BUFFER // (together(dtype) * H * jnp.dtype(dtype).itemsize) // LEAST_ROWS * LEAST_ROWS
-    return max(LEAST_ROWS, min(rows, MOST_ROWS, pl.cdiv(N, LEAST_ROWS) * LEAST_ROWS))
+def block_rows(N: int, H: int, dtype: Any, rows: Optional[int]) -> int:
+    """Rows of a block: the given ones, or as many as the buffer holds; a multiple of the least."""
+    if rows is None:
+        rows = min(BUFFER // (together(dtype) * H * jnp.dtype(dtype).itemsize) // LEAST_ROWS * LEAST_ROWS, MOST_ROWS)
+    return max(LEAST_ROWS, min(rows, pl.cdiv(N, LEAST_ROWS) * LEAST_ROWS))
 
 
 def in_blocks(index: jax.Array, rows: int) -> jax.Array:
@@ -80,9 +82,9 @@ def _kernel(whole: int, group: int, index: Any, table: Any, tail: Any, out: Any,
         out[...] = picked[...].astype(out.dtype)
 
 
-def forward(table: jax.Array, index: jax.Array, *, interpret: Any = False) -> jax.Array:
+def forward(table: jax.Array, index: jax.Array, *, rows: Optional[int] = None, interpret: Any = False) -> jax.Array:
     (R, H), N, group = table.shape, index.size, together(table.dtype)
-    rows = block_rows(N, H, table.dtype)
+    rows = block_rows(N, H, table.dtype, rows)
     numbers = in_blocks(index, rows)
     whole = R // group * group
     tail = jnp.pad(table[whole:], ((0, group - (R - whole)), (0, 0)))
@@ -102,21 +104,20 @@ def forward(table: jax.Array, index: jax.Array, *, interpret: Any = False) -> ja
             pltpu.VMEM((rows if group > 1 else 8, H), jnp.float32),
             pltpu.SemaphoreType.DMA,
         ],
-        cost_estimate=pl.CostEstimate(
-            flops=0, transcendentals=0, bytes_accessed=(group + 1) * N * H * table.dtype.itemsize + 4 * N
-        ),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=(group + 1) * N * H * table.dtype.itemsize + 4 * N),
         interpret=interpret,
     )(numbers, table, tail)
     return out.reshape(*index.shape, H)
 
 
-def widest(target: str, dtype: Any) -> int:
-    """The longest row of which the least block fits VMEM: in flight, picked, and twice as the result."""
+def widest(target: str, dtype: Any, rows: int = LEAST_ROWS) -> int:
+    """The longest row of which so large a block fits VMEM: in flight, picked, and twice as the result."""
     size = jnp.dtype(dtype).itemsize
-    bytes_per_column = LEAST_ROWS * (together(dtype) * size + 4 + 2 * size)
+    bytes_per_column = rows * (together(dtype) * size + 4 + 2 * size)
     return SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) // bytes_per_column // 128 * 128
 
 
-def supports(target: str, table: Any, index: Any) -> str | None:
-    limit = widest(target, str(table.dtype).removeprefix("torch."))
-    return f"H = {table.shape[1]}: {LEAST_ROWS} rows fit up to H = {limit}" if table.shape[1] > limit else None
+def supports(target: str, table: Any, index: Any, *, rows: Optional[int] = None) -> str | None:
+    rows = rows or LEAST_ROWS
+    limit = widest(target, str(table.dtype).removeprefix("torch."), rows)
+    return f"H = {table.shape[1]}: {rows} rows fit up to H = {limit}" if table.shape[1] > limit else None

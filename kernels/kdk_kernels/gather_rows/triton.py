@@ -1,5 +1,7 @@
 """gather_rows for GPUs: a tile of rows and columns per program. The order of the rows is the index's; caches do the rest."""
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +9,8 @@ from torch import Tensor
 
 TILE = 4096  # elements of a program's tile
 WIDEST = 1024  # columns of it
+NUM_WARPS = 4
+TUNABLE = {"elements": (1024, 2048, 4096, 8192), "warps": (1, 2, 4, 8)}  # of a program's tile; of a program
 
 
 @triton.jit
@@ -24,18 +28,18 @@ def _gather(
     tl.store(out + rows[:, None] * H + columns, values, mask=(rows < N)[:, None] & (columns < H))
 
 
-def tile(N: int, H: int) -> tuple[int, int]:
+def tile(N: int, H: int, elements: Optional[int], widest: int = WIDEST) -> tuple[int, int]:
     """Rows and columns of a program's tile."""
-    block = min(triton.next_power_of_2(H), WIDEST)
-    return min(TILE // block, triton.next_power_of_2(N), 64), block
+    block = min(triton.next_power_of_2(H), widest)
+    return min((elements or TILE) // block, triton.next_power_of_2(N), 64), block
 
 
-def forward(table: Tensor, index: Tensor) -> Tensor:
+def forward(table: Tensor, index: Tensor, *, elements: Optional[int] = None, warps: Optional[int] = None) -> Tensor:
     (R, H), flat = table.shape, index.reshape(-1)
     N = flat.shape[0]
     out = torch.empty((*index.shape, H), dtype=table.dtype, device=table.device)
-    rows, block = tile(N, H)
+    rows, block = tile(N, H, elements)
     _gather[(triton.cdiv(N, rows), triton.cdiv(H, block))](
-        table, flat, out, N, R, H, *table.stride(), flat.stride(0), ROWS=rows, BLOCK=block, num_warps=4
+        table, flat, out, N, R, H, *table.stride(), flat.stride(0), ROWS=rows, BLOCK=block, num_warps=warps or NUM_WARPS
     )
     return out

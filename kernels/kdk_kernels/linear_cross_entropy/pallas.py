@@ -21,6 +21,7 @@ ROWS_BYTES, COLUMNS_BYTES, LEAST_COLUMNS_BYTES = 16 << 20, 14 << 20, 8 << 20  # 
 BOTH_BYTES = 24 << 20
 TILE_BYTES = 2 << 20  # of the logits that are worked on at once, in float32
 MOST_ROWS, MOST_COLUMNS, MOST_TILE = 1024, 3072, 1024
+TUNABLE = {"rows": (128, 256, 512, 1024), "columns": (256, 512, 1024, 2048, 3072)}  # of a block, of x and of the vocabulary
 WIDEST = LEAST_COLUMNS_BYTES // (2 * LANES)  # bytes of a row
 PARTS = {2: 0, 4: 6}  # bytes, by those of a number: a product of float32 stands in VMEM in three bfloat16 parts too
 
@@ -29,12 +30,18 @@ def up_to(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def blocks(N: int, V: int, H: int, itemsize: int) -> tuple[int, int, int]:
-    """Rows and columns of the vocabulary in a block; columns in a tile, of which a block is a multiple."""
-    stored = H * (2 * itemsize + PARTS[itemsize])
-    rows = min(up_to(N, LANES), MOST_ROWS, max(LANES, ROWS_BYTES // stored // LANES * LANES))
-    space = max(LEAST_COLUMNS_BYTES, min(COLUMNS_BYTES, BOTH_BYTES - rows * stored))
-    columns = min(MOST_COLUMNS, up_to(V, LANES), max(LANES, space // stored // LANES * LANES))
+def stored(H: int, itemsize: int) -> int:
+    """Bytes that a row of x or of weight takes in VMEM."""
+    return H * (2 * itemsize + PARTS[itemsize])
+
+
+def blocks(N: int, V: int, H: int, itemsize: int, rows: Optional[int], columns: Optional[int]) -> tuple[int, int, int]:
+    """Rows and columns of the vocabulary in a block, the given ones or as many as fit; columns in a tile, of which a block is a
+    multiple."""
+    each = stored(H, itemsize)
+    rows = min(up_to(N, LANES), rows or min(MOST_ROWS, max(LANES, ROWS_BYTES // each // LANES * LANES)))
+    space = max(LEAST_COLUMNS_BYTES, min(COLUMNS_BYTES, BOTH_BYTES - rows * each))
+    columns = min(up_to(V, LANES), columns or min(MOST_COLUMNS, max(LANES, space // each // LANES * LANES)))
     tile = min(columns, MOST_TILE, TILE_BYTES // (4 * rows) // LANES * LANES)
     return rows, columns // tile * tile, tile
 
@@ -152,12 +159,14 @@ def forward(
     softcap: Optional[float],
     z_loss: float,
     *,
+    rows: Optional[int] = None,
+    columns: Optional[int] = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     V, H = weight.shape
     flat, labels = x.reshape(-1, H), target.reshape(-1)
     N = flat.shape[0]
-    rows, width, tile = blocks(N, V, H, x.dtype.itemsize)
+    rows, width, tile = blocks(N, V, H, x.dtype.itemsize, rows, columns)
     flat, labels = padded(flat, rows), padded(labels, rows, ignore_index)[None, :]
     row = pl.BlockSpec((1, rows), lambda i, j: (0, i))
     arrays = [flat, padded(weight, width) if width > V else weight, labels]
@@ -184,8 +193,15 @@ def forward(
 
 
 def supports(
-    target: str, x: Any, weight: Any, labels: Any, bias: Any, ignore_index: int, label_smoothing: float, softcap: Any, z_loss: float
-) -> str | None:
+    target: str, x: Any, weight: Any, labels: Any, bias: Any, ignore_index: int, label_smoothing: float, softcap: Any, z_loss: float,
+    *, rows: Optional[int] = None, columns: Optional[int] = None,
+) -> str | None:  # fmt: skip
     """A block holds whole rows of x and of weight."""
-    widest = WIDEST // x.itemsize
-    return f"H = {x.shape[-1]}: {LANES} rows of weight fit VMEM up to H = {widest}" if x.shape[-1] > widest else None
+    (V, H), widest = weight.shape, WIDEST // x.itemsize
+    if widest < H:
+        return f"H = {H}: {LANES} rows of weight fit VMEM up to H = {widest}"
+    if rows is None and columns is None:
+        return None
+    tall, wide, _ = blocks(labels.numel(), V, H, x.itemsize, rows, columns)
+    most = BOTH_BYTES // stored(H, x.itemsize)
+    return f"{tall} rows of x and {wide} of weight: VMEM holds {most} together" if tall + wide > most else None

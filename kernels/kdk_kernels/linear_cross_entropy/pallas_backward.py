@@ -15,15 +15,21 @@ from kdk_kernels.linear_cross_entropy.pallas import LANES, PARTS, dot, padded, p
 VMEM = 40 << 20
 STAYING, STREAMING = 26 << 20, 8 << 20  # bytes of a block that stays, with its gradient and that one's sum, and of one that does not
 MOST_STAYING, MOST_STREAMING = 1024, 384
+TUNABLE = {"staying": (128, 256, 512, 768, 1024), "streaming": (128, 256, 384)}  # rows of a block that stays, and of one that does not
 ROW = 16  # rows of a bfloat16 tile: the least block of x
 Scalars = tuple[int, int, float, Optional[float], float]  # V, ignore_index, label_smoothing, softcap, z_loss
 
 
-def blocks(H: int, itemsize: int) -> tuple[int, int]:
+def stored(H: int, itemsize: int) -> tuple[int, int]:
+    """Bytes of a row in VMEM: of a block that stays, and of one that streams."""
+    return H * (4 * itemsize + 4 + PARTS[itemsize]), H * (2 * itemsize + PARTS[itemsize])
+
+
+def blocks(H: int, itemsize: int, staying: Optional[int], streaming: Optional[int]) -> tuple[int, int]:
     """Rows of a block that stays in VMEM, which holds it and its gradient twice and a float32 sum, and of one that streams."""
-    staying = STAYING // (H * (4 * itemsize + 4 + PARTS[itemsize])) // LANES * LANES
-    streaming = max(LANES, STREAMING // (H * (2 * itemsize + PARTS[itemsize])) // LANES * LANES)
-    return min(staying, MOST_STAYING), min(streaming, MOST_STREAMING)
+    of_staying, of_streaming = stored(H, itemsize)
+    staying = staying or min(STAYING // of_staying // LANES * LANES, MOST_STAYING)
+    return staying, streaming or min(max(LANES, STREAMING // of_streaming // LANES * LANES), MOST_STREAMING)
 
 
 def _gradient(scalars: Scalars, first: Any, x: Any, weight: Any, bias: Any, target: Any, lse: Any, grad: Any) -> Any:
@@ -160,12 +166,14 @@ def backward(
     z_loss: float,
     needs: str,
     *,
+    staying: Optional[int] = None,
+    streaming: Optional[int] = None,
     interpret: Any = False,
 ) -> tuple[Optional[jax.Array], Optional[jax.Array], Optional[jax.Array]]:
     V, H = weight.shape
     N = x.size // H
     needed = tuple(name for name in ("weight", "bias") if name in needs.split(","))
-    staying, streaming = blocks(H, x.dtype.itemsize)
+    staying, streaming = blocks(H, x.dtype.itemsize, staying, streaming)
     operands: tuple[Any, ...] = (x, weight, target, bias, lse, grad)
     scalars: Scalars = (V, ignore_index, label_smoothing, softcap, z_loss)
     dx, named = None, {}
@@ -189,9 +197,17 @@ def backward(
 def supports(
     target: str, grad: Any, x: Any, weight: Any, labels: Any, bias: Any, lse: Any,
     ignore_index: int, label_smoothing: float, softcap: Any, z_loss: float, needs: str,
+    *, staying: Optional[int] = None, streaming: Optional[int] = None,
 ) -> str | None:  # fmt: skip
     """The least blocks hold whole rows, of x or weight and of the float32 sums of their gradients."""
     size, parts = x.itemsize, PARTS[x.itemsize]
     together = (STAYING + STREAMING) // (LANES * (6 * size + 4 + 2 * parts))
     widest = min(STAYING // (LANES * (4 * size + 4 + parts)), STREAMING // (2 * LANES * size), together)
-    return f"H = {x.shape[-1]}: {LANES} rows and their sums fit VMEM up to H = {widest}" if x.shape[-1] > widest else None
+    H = x.shape[-1]
+    if widest < H:
+        return f"H = {H}: {LANES} rows and their sums fit VMEM up to H = {widest}"
+    if staying is None and streaming is None:
+        return None
+    rows, room = blocks(H, size, staying, streaming), STAYING + STREAMING
+    taken = sum(n * each for n, each in zip(rows, stored(H, size)))
+    return f"{rows[0]} rows that stay and {rows[1]} that stream take {taken} bytes of VMEM, of {room}" if taken > room else None

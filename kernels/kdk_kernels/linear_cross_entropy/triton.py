@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 GROUP = tl.constexpr(8)  # row blocks that take turns at one block of the vocabulary, so that both stay in L2
+TUNABLE = {"columns": (64, 128, 256), "warps": (4, 8)}  # of a program's product
 MERGED = 16  # rows that a merging program takes, TILES at a time
 TILES = 128
 
@@ -117,11 +118,11 @@ def _merge(
     tl.store(loss + rows, tl.where(label == ignore_index, 0.0, value), mask=rows < N)
 
 
-def tile(dtype: torch.dtype) -> dict[str, Any]:
+def tile(dtype: torch.dtype, columns: Optional[int], warps: Optional[int]) -> dict[str, Any]:
     """Rows, columns and depth of a program's product, and how it runs. float32 is multiplied as float32, without tensor cores."""
     if dtype == torch.float32:
-        return {"ROWS": 64, "COLUMNS": 64, "DEPTH": 32, "PRECISION": "ieee", "num_warps": 4, "num_stages": 2}
-    return {"ROWS": 128, "COLUMNS": 128, "DEPTH": 64, "PRECISION": None, "num_warps": 8, "num_stages": 3}
+        return {"ROWS": 64, "COLUMNS": columns or 64, "DEPTH": 32, "PRECISION": "ieee", "num_warps": warps or 4, "num_stages": 2}
+    return {"ROWS": 128, "COLUMNS": columns or 128, "DEPTH": 64, "PRECISION": None, "num_warps": warps or 8, "num_stages": 3}
 
 
 def forward(
@@ -133,10 +134,13 @@ def forward(
     label_smoothing: float,
     softcap: Optional[float],
     z_loss: float,
+    *,
+    columns: Optional[int] = None,
+    warps: Optional[int] = None,
 ) -> tuple[Tensor, Tensor]:
     V, H = weight.shape
     flat, labels = x.reshape(-1, H), target.reshape(-1)
-    N, how = flat.shape[0], tile(x.dtype)
+    N, how = flat.shape[0], tile(x.dtype, columns, warps)
     blocks = triton.cdiv(V, how["COLUMNS"])
     loss, lse = (torch.empty(target.shape, dtype=torch.float32, device=x.device) for _ in range(2))
     largest, sums = (torch.empty((N, blocks), dtype=torch.float32, device=x.device) for _ in range(2))

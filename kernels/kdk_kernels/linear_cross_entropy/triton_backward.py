@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kdk_kernels.linear_cross_entropy.triton import TUNABLE as TUNABLE
 from kdk_kernels.linear_cross_entropy.triton import logits, place, tile
 
 PARTS = 32  # of the vocabulary; the gradient of the logits exists for one of them
@@ -102,10 +103,13 @@ def backward(
     softcap: Optional[float],
     z_loss: float,
     needs: str,
+    *,
+    columns: Optional[int] = None,
+    warps: Optional[int] = None,
 ) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    needed, (V, H), how = needs.split(","), weight.shape, tile(x.dtype)
-    rows, columns = x.reshape(-1, H), [t.reshape(-1) for t in (grad, target, lse)]
-    N, (g, labels, total) = rows.shape[0], columns
+    needed, (V, H), how = needs.split(","), weight.shape, tile(x.dtype, columns, warps)
+    rows = x.reshape(-1, H)
+    N, (g, labels, total) = rows.shape[0], [t.reshape(-1) for t in (grad, target, lse)]
     width = min(V, max(triton.cdiv(V, PARTS), triton.cdiv(LEAST, N)))
     store = "x" in needed or "weight" in needed
     d = torch.empty(N * width if store else 1, dtype=x.dtype, device=x.device)

@@ -15,12 +15,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kdk.backends.pallas import SCOPED_VMEM
+
 # Where the factors come from. LINEAR: a of the step. BEFORE: a of the step before, in the order of the walk.
 # SUM: one. LOGSUM: exp of the largest x before minus the largest with the step. DECAY: exp of y minus y of the step before.
 LINEAR, BEFORE, SUM, LOGSUM, DECAY = "linear", "before", "sum", "logsum", "decay"
 
 SUBLANES, GROUP = 8, 16  # rows of a float32 tile; steps loaded at once, a tile of bfloat16
 MOST_STEPS, MOST_CHANNELS, LANES = 512, 512, 128  # of a block
+TUNABLE = {"steps": (64, 128, 256, 512, 1024, 2048), "channels": (128, 256, 512, 1024)}  # of a block
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -145,6 +148,22 @@ def _kernel(names: tuple[str, ...], kind: str, reverse: bool, T: int, blocks: in
             ref["dh0"][0] = ref["state"][...].astype(ref["dh0"].dtype)
 
 
+def too_large(target: str, b: Any, operands: int, steps: Optional[int], channels: Optional[int]) -> str | None:
+    """Why blocks of given steps and channels do not fit VMEM: as many operands as have the shape of `b` stand there twice, and may take
+    three quarters of it. Few channels are counted as if those of all sequences stood side by side."""
+    if steps is None and channels is None:
+        return None
+    T = b.shape[-2]
+    tall, wide = block_shape(T, b.numel() // T, steps, channels)
+    most = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) * 3 // 4 // (2 * operands * b.itemsize)
+    return f"blocks of {tall} steps and {wide} channels: up to {most} elements fit VMEM" if tall * wide > most else None
+
+
+def block_shape(T: int, D: int, steps: Optional[int], channels: Optional[int]) -> tuple[int, int]:
+    """Steps and channels of a block."""
+    return min(steps or MOST_STEPS, pl.cdiv(T, GROUP) * GROUP), min(D, channels or MOST_CHANNELS)
+
+
 def scan(
     kind: str,
     b: jax.Array,
@@ -155,6 +174,8 @@ def scan(
     h0: Optional[jax.Array] = None,
     x: Optional[jax.Array] = None,
     h: Optional[jax.Array] = None,
+    steps: Optional[int] = None,
+    channels: Optional[int] = None,
     interpret: Any = False,
 ) -> dict[str, jax.Array]:
     """The recurrence that `kind` names, with terms b (..., T, D).
@@ -166,10 +187,10 @@ def scan(
     inputs = {"a": a, "b": b, "x": x, "h": h}
     fold = D < LANES and b.size > T * D  # few channels: those of all sequences side by side
     wide = {name: _lines(t, fold) for name, t in inputs.items() if t is not None}
-    N, _, channels = wide["b"].shape
+    N, _, columns = wide["b"].shape
     if h0 is not None:
-        wide["h0"] = h0.reshape(N, 1, channels)
-    steps, width = min(MOST_STEPS, pl.cdiv(T, GROUP) * GROUP), min(channels, MOST_CHANNELS)
+        wide["h0"] = h0.reshape(N, 1, columns)
+    steps, width = block_shape(T, columns, steps, channels)
     blocks = pl.cdiv(T, steps)
 
     def at(k: Any) -> Any:
@@ -185,12 +206,12 @@ def scan(
     scratch = {"state": pltpu.VMEM((1, width), jnp.float32)}
     if kind in (LOGSUM, DECAY):
         scratch["memory"] = pltpu.VMEM((1, width), jnp.float32)
-    results = [jax.ShapeDtypeStruct((N, 1 if name == "dh0" else T, channels), dtype) for name, dtype in outputs.items()]
+    results = [jax.ShapeDtypeStruct((N, 1 if name == "dh0" else T, columns), dtype) for name, dtype in outputs.items()]
     names = (*wide, *outputs, *scratch)
     moved = sum(t.size * t.dtype.itemsize for t in (*wide.values(), *results))
     out = pl.pallas_call(
         functools.partial(_kernel, names, kind, reverse, T, blocks, T % steps != 0 and (reverse or "dh0" in outputs)),
-        grid=(N, pl.cdiv(channels, width), blocks),
+        grid=(N, pl.cdiv(columns, width), blocks),
         in_specs=list(specs.values()),
         out_specs=[row if name == "dh0" else tile for name in outputs],
         out_shape=results,
@@ -214,5 +235,14 @@ def _unfold(x: jax.Array, shape: tuple[int, ...], fold: bool) -> jax.Array:
     return (x.reshape(shape[-2], -1, shape[-1]).swapaxes(0, 1) if fold else x).reshape(shape)
 
 
-def forward(a: jax.Array, b: jax.Array, h0: Optional[jax.Array], reverse: bool, *, interpret: Any = False) -> jax.Array:
-    return scan(LINEAR, b, {"out": b.dtype}, reverse=reverse, a=a, h0=h0, interpret=interpret)["out"]
+def forward(
+    a: jax.Array, b: jax.Array, h0: Optional[jax.Array], reverse: bool,
+    *, steps: Optional[int] = None, channels: Optional[int] = None, interpret: Any = False,
+) -> jax.Array:  # fmt: skip
+    return scan(LINEAR, b, {"out": b.dtype}, reverse=reverse, a=a, h0=h0, steps=steps, channels=channels, interpret=interpret)["out"]
+
+
+def supports(
+    target: str, a: Any, b: Any, h0: Any, reverse: bool, *, steps: Optional[int] = None, channels: Optional[int] = None
+) -> str | None:
+    return too_large(target, b, 3, steps, channels)

@@ -4,7 +4,8 @@ from typing import Any, Optional
 
 import jax
 
-from kdk_kernels.linear_recurrence.pallas import BEFORE, scan
+from kdk_kernels.linear_recurrence.pallas import BEFORE, scan, too_large
+from kdk_kernels.linear_recurrence.pallas import TUNABLE as TUNABLE
 
 
 def backward(
@@ -15,6 +16,8 @@ def backward(
     reverse: bool,
     needs: str,
     *,
+    steps: Optional[int] = None,
+    channels: Optional[int] = None,
     interpret: Any = False,
 ) -> tuple[Optional[jax.Array], Optional[jax.Array], Optional[jax.Array]]:
     needed = needs.split(",")
@@ -26,5 +29,13 @@ def backward(
     if not outputs:
         return None, None, None
     h, start = (h, h0) if "a" in needed else (None, None)
-    found = scan(BEFORE, grad, outputs, reverse=not reverse, a=a, h0=start, h=h, interpret=interpret)
+    how = {"steps": steps, "channels": channels, "interpret": interpret}
+    found = scan(BEFORE, grad, outputs, reverse=not reverse, a=a, h0=start, h=h, **how)
     return found.get("dx"), found.get("out"), found.get("dh0")
+
+
+def supports(
+    target: str, grad: Any, a: Any, h: Any, h0: Any, reverse: bool, needs: str,
+    *, steps: Optional[int] = None, channels: Optional[int] = None,
+) -> str | None:  # fmt: skip
+    return too_large(target, grad, 5, steps, channels)

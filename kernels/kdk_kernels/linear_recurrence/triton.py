@@ -23,6 +23,7 @@ from kdk_kernels.rms_norm.triton_backward import processors
 LINEAR, BEFORE, SUM, LOGSUM, DECAY = (tl.constexpr(i) for i in range(5))
 
 COLUMNS, TILE, MOST_STEPS = 64, 4096, 512  # of a tile: channels, elements, steps
+TUNABLE = {"steps": (16, 32, 64, 128, 256), "channels": (16, 32, 64)}  # of a tile
 MOST_SEGMENTS, SEGMENT_TILES = 64, 4
 LARGEST = tl.constexpr(3.4028234663852886e38)
 
@@ -227,6 +228,8 @@ def scan(
     h: Optional[Tensor] = None,
     dx: Optional[Tensor] = None,
     dh0: Optional[Tensor] = None,
+    steps: Optional[int] = None,
+    channels: Optional[int] = None,
 ) -> None:
     """Write the states of the recurrence that `kind` names, with terms b (..., T, D), into those of out, dx and dh0 that are given."""
     T, D = b.shape[-2:]
@@ -235,8 +238,8 @@ def scan(
     a, x, h = (None if t is None else t.reshape(-1, T, D) for t in (a, x, h))
     h0 = None if h0 is None else h0.reshape(-1, D)
     walked = T + (dh0 is not None)
-    columns = min(COLUMNS, triton.next_power_of_2(D))
-    steps = min(max(TILE // columns, COLUMNS), MOST_STEPS, triton.next_power_of_2(walked))
+    columns = min(channels or COLUMNS, triton.next_power_of_2(D))
+    steps = min(steps or max(TILE // columns, COLUMNS), MOST_STEPS, triton.next_power_of_2(walked))
     grid = triton.cdiv(D, columns), N
     segments = _segments(grid[0] * N, triton.cdiv(walked, steps), processors(b.device))
     length = triton.cdiv(walked, segments * steps) * steps
@@ -263,7 +266,9 @@ def new_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def forward(a: Tensor, b: Tensor, h0: Optional[Tensor], reverse: bool) -> Tensor:
+def forward(
+    a: Tensor, b: Tensor, h0: Optional[Tensor], reverse: bool, *, steps: Optional[int] = None, channels: Optional[int] = None
+) -> Tensor:
     h = new_like(b)
-    scan(LINEAR, a, b, h0, reverse=reverse, out=h)
+    scan(LINEAR, a, b, h0, reverse=reverse, out=h, steps=steps, channels=channels)
     return h

@@ -9,12 +9,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kdk.backends.pallas import SCOPED_VMEM
+
 LANES = 128  # tokens that are worked on at once
 MOST_CHUNKS = 8  # of a block of the grid
+TUNABLE = {"tokens": (128, 256, 512, 1024, 2048)}  # of a block of the grid
 WIDEST = 2048  # experts: a dozen arrays of them, one column per lane, in 16 MiB of VMEM
 MOST_GROUPS = 64  # each is a piece of code
 UNROLLED = 16  # rounds that are written out; more run in a loop
-CODE = 16384  # experts times rounds times chunks that are written out
+CODE = 16384  # experts times rounds times chunks that are written out: it compiles in seconds
+MOST_CODE = 4 * CODE  # of a block whose tokens are given
+COLUMNS = 12  # arrays (experts, LANES) in float32 that live at once
 NOBODY = 1e9  # an index that stands for no expert: indices are float32, of which minima are cheaper than of integers
 
 Round = Callable[[Any, Any], Any]
@@ -33,9 +38,11 @@ def chunks(block: int) -> list[slice]:
     return [slice(start, start + LANES) for start in range(0, block, LANES)]
 
 
-def block_of(N: int, E: int, k: int) -> int:
-    """Tokens of a block: as much code as compiles in seconds. A loop's rows are at a place that the compiler does not know, which
-    it takes in an array of one tile's width alone."""
+def block_of(N: int, E: int, k: int, tokens: Optional[int]) -> int:
+    """Tokens of a block: the given ones, or as much code as compiles in seconds. A loop's rows are at a place that the compiler does
+    not know, which it takes in an array of one tile's width alone."""
+    if tokens is not None:
+        return min(tokens, pl.cdiv(N, LANES) * LANES)
     if k > UNROLLED:
         return LANES
     return LANES * min(max(CODE // (E * min(k, UNROLLED)), 1), MOST_CHUNKS, pl.cdiv(N, LANES))
@@ -143,12 +150,12 @@ def limits(groups: Optional[int], top_groups: Optional[int]) -> tuple[int, int]:
 
 def forward(
     logits: jax.Array, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
-    bias: Optional[jax.Array], renormalize: bool, scale: float, *, interpret: Any = False,
+    bias: Optional[jax.Array], renormalize: bool, scale: float, *, tokens: Optional[int] = None, interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     E = logits.shape[-1]
     flat = logits.reshape(-1, E)
     N = flat.shape[0]
-    block = block_of(N, E, k)
+    block = block_of(N, E, k, tokens)
     padded = pl.cdiv(N, LANES) * LANES
     columns = pl.BlockSpec((k, block), lambda i: (0, i))
     more = [] if bias is None else [bias.astype(jnp.float32).reshape(E, 1)]
@@ -170,13 +177,28 @@ def forward(
     return weights[:, :N].T.reshape(shape), indices[:, :N].T.reshape(shape)
 
 
+def too_many(target: str, logits: Any, k: int, tokens: Optional[int], blocks: int) -> str | None:
+    """Why a block of the given tokens cannot be. blocks: of the logits' shape, each twice in VMEM, beside the columns of experts."""
+    if tokens is None or tokens == LANES:
+        return None
+    E = logits.shape[-1]
+    if k > UNROLLED:
+        return f"tokens = {tokens}: more than {LANES} with k up to {UNROLLED}, not {k}"
+    code = tokens // LANES * E * k
+    if code > MOST_CODE:
+        return f"tokens = {tokens}: E = {E} and k = {k} write out {code} experts, at most {MOST_CODE}"
+    room = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values())) - COLUMNS * E * LANES * 4
+    fitting = room // (2 * blocks * logits.itemsize * max(E, LANES))
+    return f"tokens = {tokens}: with E = {E} VMEM holds {fitting}" if fitting < tokens else None
+
+
 def supports(
     target: str, logits: Any, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
-    bias: Any, renormalize: bool, scale: float,
+    bias: Any, renormalize: bool, scale: float, *, tokens: Optional[int] = None,
 ) -> str | None:  # fmt: skip
     E = logits.shape[-1]
     if E > WIDEST:
         return f"E = {E}: columns of experts fit VMEM up to E = {WIDEST}"
     if groups is not None and groups > MOST_GROUPS:
         return f"groups = {groups}: at most {MOST_GROUPS}, each is a piece of code"
-    return None
+    return too_many(target, logits, k, tokens, 1)

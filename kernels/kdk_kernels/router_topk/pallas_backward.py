@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kdk_kernels.router_topk.pallas import WIDEST, block_of, chunks, loop
+from kdk_kernels.router_topk.pallas import TUNABLE as TUNABLE
+from kdk_kernels.router_topk.pallas import WIDEST, block_of, chunks, loop, too_many
 
 
 def _gradient(x: Any, g: Any, chosen: Any, scoring: str, renormalize: bool) -> Any:
@@ -53,14 +54,15 @@ def _kernel(
 
 def backward(
     grad_weights: Optional[jax.Array], grad_indices: Optional[jax.Array], logits: jax.Array, indices: jax.Array,
-    scoring: str, renormalize: bool, scale: float, needs: str, *, interpret: Any = False,
+    scoring: str, renormalize: bool, scale: float, needs: str,
+    *, tokens: Optional[int] = None, interpret: Any = False,
 ) -> Optional[jax.Array]:  # fmt: skip
     if grad_weights is None:
         return None
     E, k = logits.shape[-1], indices.shape[-1]
     flat = logits.reshape(-1, E)
     N = flat.shape[0]
-    block = block_of(N, E, k)
+    block = block_of(N, E, k, tokens)
     rows, columns = pl.BlockSpec((block, E), lambda i: (i, 0)), pl.BlockSpec((k, block), lambda i: (0, i))
     dx = pl.pallas_call(
         functools.partial(_kernel, k, scoring, renormalize, scale),
@@ -79,7 +81,9 @@ def backward(
 
 def supports(
     target: str, grad_weights: Any, grad_indices: Any, logits: Any, indices: Any,
-    scoring: str, renormalize: bool, scale: float, needs: str,
+    scoring: str, renormalize: bool, scale: float, needs: str, *, tokens: Optional[int] = None,
 ) -> str | None:  # fmt: skip
     E = logits.shape[-1]
-    return f"E = {E}: columns of experts fit VMEM up to E = {WIDEST}" if E > WIDEST else None
+    if E > WIDEST:
+        return f"E = {E}: columns of experts fit VMEM up to E = {WIDEST}"
+    return too_many(target, logits, indices.shape[-1], tokens, 2)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 WIDEST = 4096  # experts that a program holds at once
 TILE = 2048  # elements of a program's tile when rows are short
+NUM_WARPS = 4
+TUNABLE = {"elements": (512, 1024, 2048, 4096), "warps": (1, 2, 4, 8)}  # of a program's tile when rows are short; of a program
 TAKEN: tl.constexpr = tl.constexpr(-(2**31))  # below every `ordered` number
 
 
@@ -101,15 +103,15 @@ def _forward(
     tl.store(indices + offsets, found, mask=to_store)
 
 
-def tile(E: int, groups: int) -> tuple[int, int, int]:
+def tile(E: int, groups: int, elements: Optional[int]) -> tuple[int, int, int]:
     """Rows, groups and experts per group of a program's tile: powers of two."""
     block_groups, block_size = triton.next_power_of_2(groups), triton.next_power_of_2(E // groups)
-    return max(1, TILE // (block_groups * block_size)), block_groups, block_size
+    return max(1, (elements or TILE) // (block_groups * block_size)), block_groups, block_size
 
 
 def forward(
     logits: Tensor, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
-    bias: Optional[Tensor], renormalize: bool, scale: float,
+    bias: Optional[Tensor], renormalize: bool, scale: float, *, elements: Optional[int] = None, warps: Optional[int] = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     E = logits.shape[-1]
     flat = logits.reshape(-1, E)
@@ -117,19 +119,19 @@ def forward(
     weights = torch.empty((*logits.shape[:-1], k), dtype=logits.dtype, device=logits.device)
     indices = torch.empty(weights.shape, dtype=torch.int32, device=logits.device)
     number = groups if groups is not None and top_groups != groups else 1  # all of the groups are no limit
-    rows, block_groups, block_size = tile(E, number)
+    rows, block_groups, block_size = tile(E, number, elements)
     _forward[(triton.cdiv(N, rows),)](
         flat, bias if bias is not None else flat, weights, indices, N, k, *flat.stride(), 0 if bias is None else bias.stride(0), scale,
         ROWS=rows, GROUPS=number, SIZE=E // number, TOP_GROUPS=top_groups or 1, K=triton.next_power_of_2(k),
         BLOCK_GROUPS=block_groups, BLOCK_SIZE=block_size,
-        SOFTMAX=scoring == "softmax", BIASED=bias is not None, RENORMALIZE=renormalize, num_warps=4,
+        SOFTMAX=scoring == "softmax", BIASED=bias is not None, RENORMALIZE=renormalize, num_warps=warps or NUM_WARPS,
     )  # fmt: skip
     return weights, indices
 
 
 def supports(
     target: str, logits: Tensor, k: int, scoring: str, groups: Optional[int], top_groups: Optional[int],
-    bias: Optional[Tensor], renormalize: bool, scale: float,
+    bias: Optional[Tensor], renormalize: bool, scale: float, *, elements: Optional[int] = None, warps: Optional[int] = None,
 ) -> str | None:  # fmt: skip
     E = logits.shape[-1]
     number = groups or 1

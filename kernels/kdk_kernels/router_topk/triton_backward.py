@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kdk_kernels.router_topk.triton import TILE, WIDEST
+from kdk_kernels.router_topk.triton import NUM_WARPS, TILE, WIDEST
+from kdk_kernels.router_topk.triton import TUNABLE as TUNABLE
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def _backward(
 
 def backward(
     grad_weights: Optional[Tensor], grad_indices: Optional[Tensor], logits: Tensor, indices: Tensor,
-    scoring: str, renormalize: bool, scale: float, needs: str,
+    scoring: str, renormalize: bool, scale: float, needs: str, *, elements: Optional[int] = None, warps: Optional[int] = None,
 ) -> Optional[Tensor]:  # fmt: skip
     if grad_weights is None:
         return None
@@ -72,17 +73,18 @@ def backward(
     N = flat.shape[0]
     dx = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     block = triton.next_power_of_2(E)
-    rows = max(1, TILE // 2 // block)  # half of the forward's: the gradients and the chosen stand in registers beside the logits
+    # Half of the forward's tile: the gradients and the chosen stand in registers beside the logits.
+    rows = max(1, (elements or TILE // 2) // block)
     _backward[(triton.cdiv(N, rows),)](
         grads, flat, at, dx, N, E, k, *grads.stride(), *flat.stride(), *at.stride(), scale,
-        ROWS=rows, BLOCK=block, SOFTMAX=scoring == "softmax", RENORMALIZE=renormalize, num_warps=4,
+        ROWS=rows, BLOCK=block, SOFTMAX=scoring == "softmax", RENORMALIZE=renormalize, num_warps=warps or NUM_WARPS,
     )  # fmt: skip
     return dx
 
 
 def supports(
     target: str, grad_weights: Optional[Tensor], grad_indices: Optional[Tensor], logits: Tensor, indices: Tensor,
-    scoring: str, renormalize: bool, scale: float, needs: str,
+    scoring: str, renormalize: bool, scale: float, needs: str, *, elements: Optional[int] = None, warps: Optional[int] = None,
 ) -> str | None:  # fmt: skip
     E = logits.shape[-1]
     return f"E = {E}: a row fits a program up to {WIDEST} experts" if triton.next_power_of_2(E) > WIDEST else None

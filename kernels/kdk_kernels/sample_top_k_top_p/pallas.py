@@ -7,7 +7,7 @@ every row in one masked sweep, and finishes with a prefix sum by rotations of th
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from kdk_kernels.sample_top_k_top_p.reference import COLDEST
 LANES = 128
 WIDTH = 1024  # columns that a step of a sweep takes
 UNROLL = 32  # steps of a sweep
+TUNABLE = {"rows": (8, 16, 32, 64, 128), "unroll": (4, 8, 16, 32, 64)}  # of a block; steps of a sweep that are written out
 COLUMNS = 5  # uniform, k, p, min_p, temperature of a row
 LEAST_ROWS = 8  # of a block
 BLOCK = 16 * 8192  # logits of a block of short rows; of long ones it has 16, where they fit
@@ -181,10 +182,12 @@ def forward(
     min_p: jax.Array | None,
     temperature: jax.Array | None,
     *,
+    rows: Optional[int] = None,
+    unroll: Optional[int] = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     N, V = logits.shape
-    rows = min(N, block_rows(V, logits.dtype.itemsize))
+    rows = min(N, rows or block_rows(V, logits.dtype.itemsize))
     if V % LANES:
         logits = jnp.pad(logits, ((0, 0), (0, -V % LANES)), constant_values=-jnp.inf)
     given = ((uniform, 0.0), (k, 0.0), (p, 1.0), (min_p, 0.0), (temperature, 1.0))
@@ -192,7 +195,7 @@ def forward(
     sweeps = 4 + (8 * logits.dtype.itemsize + 1) * ((k is not None) + (p is not None))
     one = pl.BlockSpec((rows, 1), lambda i: (i, 0))
     token, logprob = pl.pallas_call(
-        functools.partial(kernel, V, k is not None, p is not None, 1 if interpret else UNROLL),
+        functools.partial(kernel, V, k is not None, p is not None, 1 if interpret else unroll or UNROLL),
         grid=(pl.cdiv(N, rows),),
         in_specs=[pl.BlockSpec((rows, COLUMNS), lambda i: (i, 0)), pl.BlockSpec((rows, logits.shape[1]), lambda i: (i, 0))],
         out_specs=(one, one),
@@ -209,7 +212,11 @@ def forward(
     return token[:, 0], logprob[:, 0]
 
 
-def supports(target: str, logits: Any, uniform: Any, k: Any, p: Any, min_p: Any, temperature: Any) -> str | None:
-    widest = VMEM // vmem(LEAST_ROWS, WIDTH, logits.itemsize) * WIDTH
+def supports(
+    target: str, logits: Any, uniform: Any, k: Any, p: Any, min_p: Any, temperature: Any,
+    *, rows: Optional[int] = None, unroll: Optional[int] = None,
+) -> str | None:  # fmt: skip
+    rows = rows or LEAST_ROWS
+    widest = VMEM // vmem(rows, WIDTH, logits.itemsize) * WIDTH
     V = logits.shape[-1]
-    return f"V = {V}: {LEAST_ROWS} whole rows fit VMEM up to V = {widest}" if widest < V else None
+    return f"V = {V}: {rows} whole rows fit VMEM up to V = {widest}" if widest < V else None

@@ -16,6 +16,7 @@ from kdk_kernels.sample_top_k_top_p.reference import COLDEST
 
 SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}  # lower bits of a float32 that such logits do not use
 TILE = 4096  # logits that a program holds at once: 16 warps x 8 values a thread; of 16 values some spill
+TUNABLE = {"elements": (1024, 2048, 4096, 8192), "warps": (4, 8, 16, 32)}  # of a program's tile; of a program
 
 
 @triton.jit
@@ -155,17 +156,26 @@ def _sample(
 
 
 def forward(
-    logits: Tensor, uniform: Tensor, k: Optional[Tensor], p: Optional[Tensor], min_p: Optional[Tensor], temperature: Optional[Tensor]
+    logits: Tensor,
+    uniform: Tensor,
+    k: Optional[Tensor],
+    p: Optional[Tensor],
+    min_p: Optional[Tensor],
+    temperature: Optional[Tensor],
+    *,
+    elements: Optional[int] = None,
+    warps: Optional[int] = None,
 ) -> tuple[Tensor, Tensor]:
     N, V = logits.shape
     token = torch.empty(N, dtype=torch.int32, device=logits.device)
     logprob = torch.empty(N, dtype=torch.float32, device=logits.device)
-    block = min(triton.next_power_of_2(V), TILE)
-    rows = min(TILE // block, 16, triton.next_power_of_2(N))
+    elements = elements or TILE
+    block = min(triton.next_power_of_2(V), elements)
+    rows = min(elements // block, 16, triton.next_power_of_2(N))
     numbers = [0 if t is None else t.stride(0) for t in (uniform, k, p, min_p, temperature)]
     _sample[(triton.cdiv(N, rows),)](
         logits, uniform, k, p, min_p, temperature, token, logprob, N, V, *logits.stride(), *numbers,
         COLDEST=COLDEST, ROWS=rows, BLOCK=block, SHIFT=SHIFTS[logits.dtype],
-        num_warps=max(4, min(16, rows * block // 256)),
+        num_warps=warps or max(4, min(16, rows * block // 256)),
     )  # fmt: skip
     return token, logprob

@@ -6,7 +6,7 @@ and is written once. One after the other also means: the same bits in every run,
 would not in a product with a matrix of ones and zeros.
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,13 @@ from kdk_kernels.gather_rows import pallas as gather
 BLOCK = 2 << 20  # bytes of float32 in a block of rows, and in one of the result
 LEAST_ROWS = 16  # of a block: a tile of bfloat16
 MOST_ROWS = 512
+TUNABLE = {"block": (16, 32, 64, 128, 256, 512, 1024)}  # rows of a block of rows, and of one of the result
 MOST_STEPS = 64_000  # three numbers each, in 1 MiB of scalar memory
 
 
-def block_rows(N: int, H: int) -> int:
-    rows = BLOCK // (4 * H) // LEAST_ROWS * LEAST_ROWS
-    return max(LEAST_ROWS, min(rows, MOST_ROWS, pl.cdiv(N, LEAST_ROWS) * LEAST_ROWS))
+def block_rows(N: int, H: int, block: Optional[int]) -> int:
+    rows = block or min(BLOCK // (4 * H) // LEAST_ROWS * LEAST_ROWS, MOST_ROWS)
+    return max(LEAST_ROWS, min(rows, pl.cdiv(N, LEAST_ROWS) * LEAST_ROWS))
 
 
 def _kernel(to_block: Any, from_block: Any, live: Any, index: Any, rows: Any, out: Any, wide: Any, sums: Any) -> None:
@@ -75,11 +76,13 @@ def _staircase(numbers: jax.Array, out_rows: int, out_blocks: int, in_rows: int,
     return to_block, jnp.minimum(first[to_block] + k, in_blocks - 1), live.astype(jnp.int32)
 
 
-def forward(index: jax.Array, rows: jax.Array, num_rows: int, deterministic: bool, *, interpret: Any = False) -> jax.Array:
+def forward(
+    index: jax.Array, rows: jax.Array, num_rows: int, deterministic: bool, *, block: Optional[int] = None, interpret: Any = False
+) -> jax.Array:
     H, N = rows.shape[-1], index.size
     sorted_index, order = jax.lax.sort_key_val(index.reshape(-1), jnp.arange(N, dtype=jnp.int32))
     sorted_rows = gather.forward(rows.reshape(-1, H), order, interpret=interpret)
-    in_rows, out_rows = block_rows(N, H), block_rows(num_rows, H)
+    in_rows, out_rows = block_rows(N, H, block), block_rows(num_rows, H, block)
     # Behind the last number stand some that belong to no row.
     numbers = jnp.pad(sorted_index, (0, -N % in_rows), constant_values=jnp.iinfo(jnp.int32).max)
     out_blocks, in_blocks = pl.cdiv(num_rows, out_rows), pl.cdiv(N, in_rows)
@@ -98,22 +101,20 @@ def forward(index: jax.Array, rows: jax.Array, num_rows: int, deterministic: boo
             scratch_shapes=[pltpu.VMEM((in_rows, H), jnp.float32), pltpu.VMEM((out_rows, H), jnp.float32)],
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        cost_estimate=pl.CostEstimate(
-            flops=N * H, transcendentals=0, bytes_accessed=(N + num_rows) * H * rows.dtype.itemsize + 4 * N
-        ),
+        cost_estimate=pl.CostEstimate(flops=N * H, transcendentals=0, bytes_accessed=(N + num_rows) * H * rows.dtype.itemsize + 4 * N),
         interpret=interpret,
     )(*steps, numbers.reshape(in_blocks, 1, in_rows), sorted_rows)
 
 
-def supports(target: str, index: Any, rows: Any, num_rows: int, deterministic: bool) -> str | None:
-    H, N = rows.shape[-1], index.numel()
+def supports(target: str, index: Any, rows: Any, num_rows: int, deterministic: bool, *, block: Optional[int] = None) -> str | None:
+    H, N, least = rows.shape[-1], index.numel(), block or LEAST_ROWS
     name = str(rows.dtype).removeprefix("torch.")
-    bytes_per_column = LEAST_ROWS * 2 * (4 + 2 * rows.itemsize)  # a block of rows and one of the result: twice, and in float32
+    bytes_per_column = least * 2 * (4 + 2 * rows.itemsize)  # a block of rows and one of the result: twice, and in float32
     vmem = SCOPED_VMEM.get(target, min(SCOPED_VMEM.values()))
     limit = min(gather.widest(target, name), vmem // bytes_per_column // 128 * 128)
     if limit < H:
-        return f"H = {H}: {LEAST_ROWS} rows fit up to H = {limit}"
-    steps = -(-N // block_rows(N, H)) + -(-num_rows // block_rows(num_rows, H))
+        return f"H = {H}: {least} rows fit up to H = {limit}"
+    steps = -(-N // block_rows(N, H, block)) + -(-num_rows // block_rows(num_rows, H, block))
     if steps > MOST_STEPS:
         return f"{N} rows into {num_rows} of H = {H}: {steps} steps, scalar memory holds {MOST_STEPS}"
     return None

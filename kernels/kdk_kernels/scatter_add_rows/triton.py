@@ -5,6 +5,8 @@ result is a run of them. A run may be one row or all of them: pieces of PIECE pl
 by side; then one program per row of the result adds what lies before the first whole piece, the pieces, and what lies behind.
 """
 
+from typing import Optional
+
 import torch
 import triton
 import triton.language as tl
@@ -14,17 +16,21 @@ from kdk_kernels.gather_rows.triton import tile
 
 PIECE = 64  # places of the sorted index
 WIDEST = 1024  # columns of a program
+NUM_WARPS = 4
+TUNABLE = {"columns": (128, 256, 512, 1024, 2048), "warps": (1, 2, 4, 8)}  # of a program
 
 
-def forward(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool) -> Tensor:
+def forward(
+    index: Tensor, rows: Tensor, num_rows: int, deterministic: bool, *, columns: Optional[int] = None, warps: Optional[int] = None
+) -> Tensor:
     flat, values = index.reshape(-1), rows.reshape(-1, rows.shape[-1])
     if deterministic:
-        return _sorted(flat, values, num_rows)
+        return _sorted(flat, values, num_rows, columns or WIDEST, warps or NUM_WARPS)
     N, H = values.shape
     sums = torch.zeros((num_rows, H), dtype=torch.float32, device=rows.device)
-    tall, wide = tile(N, H)
+    tall, wide = tile(N, H, None, columns or WIDEST)
     _add[(triton.cdiv(N, tall), triton.cdiv(H, wide))](
-        flat, values, sums, N, num_rows, H, flat.stride(0), *values.stride(), ROWS=tall, BLOCK=wide, num_warps=4
+        flat, values, sums, N, num_rows, H, flat.stride(0), *values.stride(), ROWS=tall, BLOCK=wide, num_warps=warps or NUM_WARPS
     )
     if rows.dtype == torch.float32:
         return sums
@@ -33,17 +39,18 @@ def forward(index: Tensor, rows: Tensor, num_rows: int, deterministic: bool) -> 
     return out
 
 
-def _sorted(flat: Tensor, values: Tensor, num_rows: int) -> Tensor:
+def _sorted(flat: Tensor, values: Tensor, num_rows: int, most_columns: int, warps: int) -> Tensor:
     N, H = values.shape
     numbers, order = flat.sort(stable=True)
     first = torch.searchsorted(numbers, torch.arange(num_rows + 1, device=flat.device, dtype=numbers.dtype))
     pieces = torch.empty((max(N // PIECE, 1), H), dtype=torch.float32, device=values.device)
     out = torch.empty((num_rows, H), dtype=values.dtype, device=values.device)
-    block = min(triton.next_power_of_2(H), WIDEST)
+    block = min(triton.next_power_of_2(H), most_columns)
     columns = triton.cdiv(H, block)
+    how = {"PIECE": PIECE, "BLOCK": block, "num_warps": warps}
     if N >= PIECE:
-        _sum_pieces[(N // PIECE, columns)](numbers, order, values, pieces, H, *values.stride(), PIECE=PIECE, BLOCK=block, num_warps=4)
-    _sum_runs[(num_rows, columns)](first, order, values, pieces, out, H, *values.stride(), PIECE=PIECE, BLOCK=block, num_warps=4)
+        _sum_pieces[(N // PIECE, columns)](numbers, order, values, pieces, H, *values.stride(), **how)
+    _sum_runs[(num_rows, columns)](first, order, values, pieces, out, H, *values.stride(), **how)
     return out
 
 
