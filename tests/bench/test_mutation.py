@@ -132,10 +132,12 @@ def test_a_mutant_of_another_file_reaches_the_kernel() -> None:
     assert run_mutant(unit, found.module, found.source, steps(unit)[:3], 0).kill
 
 
-def test_one_that_hangs_is_killed_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("forever", ["while True: pass", "import threading; threading.Event().wait()"], ids=["computing", "waiting"])
+def test_one_that_hangs_is_killed_and_the_rest_goes_on(forever: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "IDLE", 5.0)
     monkeypatch.setattr(workers, "LEAST_LIMIT", 8.0)  # a new worker also imports triton within it
     monkeypatch.setattr(workers, "SLOWER", 0)
-    file, hanging = mutant(UNIT, "    H = x.shape[-1]\n", "    H = x.shape[-1]\n    while True: pass\n")
+    file, hanging = mutant(UNIT, "    H = x.shape[-1]\n", f"    H = x.shape[-1]\n    {forever}\n")
     _, wrong = mutant(UNIT, "1.0 / tl", "2.0 / tl")
     mutants = [Mutant(UNIT, "constant", file, "forward", 0, text, text, 0, source) for text, source in (("a", hanging), ("b", wrong))]
     work = Work(UNIT, mutants, 2)

@@ -66,6 +66,7 @@ def read(module: str, files: tuple[str, ...]) -> Source:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     source = Source(module, ast.parse(Path(spec.origin).read_text()))
+    packages = {operator.op.package for operator in OPERATORS.values()}
     for statement in source.tree.body:
         if isinstance(statement, ast.FunctionDef):
             source.functions[statement.name] = statement
@@ -74,7 +75,8 @@ def read(module: str, files: tuple[str, ...]) -> Source:
             source.constants |= set(names)
         elif isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
-                if statement.module.rpartition(".")[2] in files:
+                package, _, name = statement.module.rpartition(".")
+                if name in files and package in packages:  # and not kdk.backends.pallas
                     source.imported[alias.asname or alias.name] = statement.module
                 elif alias.name.isupper():
                     source.constants.add(alias.asname or alias.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from kdk_bench.mutation.units import Unit, files, sharing
 KILLS = ("numerics", "sanitizer", "crash")
 LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
 SLOWER = 5  # times as long as the unchanged kernel, and a mutant counts as hanging
-WAITING = 30  # times as long on the clock, for a mutant that hangs without computing
+IDLE = 60.0  # seconds on the clock in which a mutant that does not compute at all counts as hanging
 
 
 @dataclass
@@ -89,7 +90,21 @@ class Work:
             self.kills[trial.step] += 1
 
 
-def _serve(connection: Connection, seed: int) -> None:
+def _end_if_idle(busy: threading.Event, idle: float) -> None:
+    """End the process when it waits for what never comes: a semaphore, a barrier, another thread."""
+    while True:
+        busy.wait()
+        before = time.process_time()
+        for _ in range(10):  # in steps: a new mutant starts anew
+            time.sleep(idle / 10)
+            if not busy.is_set():
+                break
+        else:
+            if time.process_time() - before < idle / 100:
+                os._exit(1)
+
+
+def _serve(connection: Connection, seed: int, idle: float) -> None:
     """A worker's life: its share of the cores is one."""
     import resource
 
@@ -98,27 +113,30 @@ def _serve(connection: Connection, seed: int) -> None:
     import kdk.ops  # noqa: F401  (registers the operators)
 
     torch.set_num_threads(1)
+    busy = threading.Event()
+    threading.Thread(target=_end_if_idle, args=(busy, idle), daemon=True).start()
     while True:
         limit, (function, *arguments) = connection.recv()
+        busy.set()
         # Past it the system ends the process, also where it is deep in compiled code.
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, resource.RLIM_INFINITY))
-        connection.send(function(*arguments, seed))
+        answer = function(*arguments, seed)
+        busy.clear()
+        connection.send(answer)
 
 
 class _Worker:
     def __init__(self, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, seed), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, seed, IDLE), daemon=True)
         self.process.start()
         theirs.close()
         self.work: Work | None = None
-        self.deadline = 0.0
 
     def begin(self, work: Work) -> None:
         self.work = work
         self.connection.send((work.limit(), work.next()))
-        self.deadline = time.monotonic() + WAITING * work.limit()
 
     def end(self) -> None:
         self.process.kill()
@@ -173,15 +191,12 @@ def _run_until(
 
 
 def _answers(workers: list[_Worker]) -> Iterator[tuple[_Worker, Trial]]:
-    """Wait for the next answers, for a worker's death or for its deadline."""
+    """Wait for the next answers, or for a worker's death."""
     busy = [w for w in workers if w.work]
-    left = min(w.deadline for w in busy) - time.monotonic()
-    ready: list[Any] = wait([w.connection for w in busy], max(left, 0))
+    ready: list[Any] = wait([w.connection for w in busy])
     for worker in busy:
         if worker.connection in ready:
             try:
                 yield worker, worker.connection.recv()
             except EOFError:
-                yield worker, Trial("crash", None, "no answer: the process ran out of its time, or died")
-        elif worker.deadline <= time.monotonic():
-            yield worker, Trial("crash", None, "no answer: it waits for ever")
+                yield worker, Trial("crash", None, "no answer: the process ran out of its time, waits for ever, or died")
