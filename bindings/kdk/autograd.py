@@ -93,6 +93,31 @@ def refuse_to_differentiate(op: Op, library: torch.library.Library, torch_op: An
     _implement(library, torch_op, keep, refuse)
 
 
+class _Refused(torch.autograd.Function):
+    """The identity, for a transform of torch.func. Raises when it is really differentiated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(name: str, t: Tensor) -> Tensor:
+        return t.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[str, Tensor], output: Tensor) -> None:
+        ctx.name = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise no_gradient(ctx.name, f"{ctx.name} has no backward")
+
+
+def without_gradient(op: Op, result: Any) -> Any:
+    """A reference's results, of an operator without a backward, inside a transform of torch.func: torch would differentiate it."""
+    single = isinstance(result, Tensor)
+    found = [_Refused.apply(op.name, t) if t.is_floating_point() else t for t in ((result,) if single else result)]
+    return found[0] if single else tuple(found)
+
+
 def no_gradient(name: str, problem: str) -> GradientError:
     """The error for a derivative that an operator does not have."""
     way_out = f"with kdk.use({name}='reference') around the forward: plain torch, differentiable to any order"

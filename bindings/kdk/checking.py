@@ -48,7 +48,7 @@ def checking(op: Op) -> Callable[..., None]:
             if t is None and optional:
                 continue
             if not isinstance(t, Tensor):
-                raise _no_tensor(op, name, t)
+                raise no_tensor(op, name, t)
             if not first:
                 first, device = name, t.device
             elif t.device != device:
@@ -68,8 +68,9 @@ def checking(op: Op) -> Callable[..., None]:
     return run
 
 
-def _no_tensor(op: Op, name: str, value: Any) -> InputError:
-    way_out = f"kdk.ops.{op.name}({', '.join(list(op.arguments))})"
+def no_tensor(op: Op, name: str, value: Any) -> InputError:
+    words = [f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in op.signature.parameters.values()]
+    way_out = f"kdk.ops.{op.name}({', '.join(words)})"
     value = "None" if value is None else str(type(value))  # its repr may be long, and dynamo has none of most
     return InputError("KDK-TYPE", f"{op.name}: {name} is no tensor", value=value, limit="a torch.Tensor", way_out=way_out)
 

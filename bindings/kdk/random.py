@@ -31,16 +31,37 @@ def uniform(seed: int, rows: int, *, device: torch.device | str = "cpu") -> Tens
     Raises:
         kdk.errors.InputError: a seed or number of rows out of range.
     """
+    for name, value in (("seed", seed), ("rows", rows)):
+        if isinstance(value, float | str) or value is None:
+            raise InputError(f"RANDOM-{name.upper()}", f"kdk.random.uniform: {name}", value=repr(value), limit="an int")
     if not 0 <= seed < 2**64:
         way_out = f"seed % 2**64, here {seed % 2**64}"
         raise InputError("RANDOM-SEED", "kdk.random.uniform: seed", value=seed, limit="0 to 2^64 - 1", way_out=way_out)
     if not 0 <= rows < 2**32:
         way_out = "several calls with seeds of their own"
         raise InputError("RANDOM-ROWS", "kdk.random.uniform: rows", value=rows, limit="0 to 2^32 - 1", way_out=way_out)
+    key = seed & WORD, seed >> 32
+    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        return _in_a_graph(*key, rows, torch.device(device))  # type: ignore[no-any-return]
+    return _numbers(*key, rows, device)
+
+
+def _numbers(low: int, high: int, rows: int, device: torch.device | str) -> Tensor:
     row = torch.arange(rows, dtype=torch.int64, device=device)
     zero = torch.zeros_like(row)
-    first = philox((row, zero, zero, zero), (seed & WORD, seed >> 32))[0]
+    first = philox((row, zero, zero, zero), (low, high))[0]
     return (first >> 8).to(torch.float32) * 2.0**-24
+
+
+# Every round reads each word several times. Inductor writes each read out, ten rounds deep: it never comes to an end.
+@torch.library.custom_op("kdk_random::uniform", mutates_args=())
+def _in_a_graph(low: int, high: int, rows: int, device: torch.device) -> Tensor:
+    return _numbers(low, high, rows, device)
+
+
+@_in_a_graph.register_fake
+def _(low: int, high: int, rows: int, device: torch.device) -> Tensor:
+    return torch.empty(rows, dtype=torch.float32, device=device)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -25,9 +25,9 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from kdk.autocast import shut_out, without_autocast
-from kdk.autograd import differentiate, refuse_to_differentiate
+from kdk.autograd import differentiate, refuse_to_differentiate, without_gradient
 from kdk.capture import open_in_graphs
-from kdk.checking import checking
+from kdk.checking import checking, no_tensor
 from kdk.decomposing import BY_KIND, decomposing
 from kdk.dispatch import as_promised, body, no_nones
 from kdk.errors import KdkError, RefusedError
@@ -123,6 +123,15 @@ def _check_traced(check: Callable[..., None], args: tuple[Any, ...], kwargs: dic
         raise ValueError(error.text) from None
 
 
+def wants_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Traced by dynamo."""
+    if torch.is_grad_enabled():
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.requires_grad:
+                return True
+    return False
+
+
 def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
     """The public function: traced by dynamo, so that the choice it reads is guarded and becomes a constant of the graph."""
     name, outputs, saved = op.name, len(op.outputs), len(op.saved)
@@ -143,15 +152,16 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         impl = current(name)
-        reason = ""
+        reason, transformed = "", False
         if is_compiling():  # a constant under dynamo; true in non-strict export too
             if impl.startswith("reference"):
                 reason = BY_KIND
-            elif impl in ("", "!"):
+            elif impl in ("", "!") and (op.uses or not wants_gradient(args, kwargs)):  # else the op stays, which refuses
                 reason = decomposes(args, kwargs)
         elif impl and impl.startswith("reference"):
             reason = "use"
         elif maybe_current_level() is not None or forward_ad._current_level >= 0:  # vmap, grad, jvp; dual numbers
+            transformed = True
             reason = "torch.func transform" if forward_ad._current_level < 0 else "forward-mode gradient"
             if impl.endswith("!") and impl != "!":
                 raise RefusedError("KDK-REFUSED", f"{name}: a {reason} has no kernel, only the reference", value=impl)
@@ -171,6 +181,8 @@ def _front_door(op: Op, forward: Any) -> Callable[..., Any]:
             check(*args, **kwargs)
         with without_autocast(args, kwargs):
             result = reference(*args, **kwargs)
+        if transformed and not op.uses:
+            result = without_gradient(op, result)
         return trim(result) if saved else result
 
     functools.update_wrapper(call, op.reference)
@@ -187,7 +199,14 @@ def _public(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     if public is None:
         return call
 
+    needed = [(i, name) for i, (name, p) in enumerate(op.signature.parameters.items()) if p.annotation is Tensor]
+
     def function(*args: Any, **kwargs: Any) -> Any:
+        for i, name in needed:  # `public` reads their shapes before the operator's own checks
+            if i < len(args) or name in kwargs:
+                value = args[i] if i < len(args) else kwargs[name]
+                if not isinstance(value, Tensor):
+                    raise no_tensor(op, name, value)
         return public(call, *args, **kwargs)
 
     functools.update_wrapper(function, public)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import kdk
 import kdk.ops
@@ -104,3 +106,31 @@ def test_other_formats_are_no_formats(dtype: torch.dtype) -> None:
     x, weight = rows(2, 16)
     with pytest.raises(InputError, match="QUANT-DTYPE"):
         kdk.ops.rms_norm_dynamic_quant(x, weight, 1e-5, dtype=dtype)
+
+
+def dequantised(x: Tensor) -> Tensor:
+    q, scale = kdk.ops.rms_norm_dynamic_quant(x, torch.ones(8), 1e-6)
+    return (q.float() * scale[:, None]).sum()
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda x: dequantised(x).backward(),
+        lambda x: torch.compile(dequantised, backend="aot_eager")(x).backward(),
+        lambda x: torch.func.grad(dequantised)(x.detach()),
+    ],
+    ids=["eager", "compiled", "torch.func"],
+)
+def test_a_gradient_is_refused_everywhere(differentiate: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Exception, match="rms_norm_dynamic_quant has no backward"):
+        differentiate(torch.randn(2, 8, requires_grad=True))
+
+
+def test_what_needs_no_gradient_is_not_refused() -> None:
+    x = torch.randn(2, 8)
+    expected = dequantised(x)
+    assert torch.equal(torch.compile(dequantised, backend="aot_eager")(x), expected)
+    assert torch.equal(torch.func.vmap(dequantised)(x[None]), expected[None])
+    gradient, beside = torch.func.grad(lambda a: (a.sum(), dequantised(a)), has_aux=True)(x)
+    assert torch.equal(gradient, torch.ones(2, 8)) and torch.equal(beside, expected)

@@ -146,8 +146,11 @@ def test_numbers_are_the_same_in_every_row() -> None:
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("wrong", [{"p": -0.1}, {"p": 1.1}, {"p": NAN}, {"min_p": 2.0}, {"temperature": -1.0}, {"temperature": NAN}])
-def test_numbers_out_of_range(wrong: dict[str, float]) -> None:
+FAR: list[dict[str, Any]] = [{"temperature": math.inf}, {"temperature": 1e31}, {"temperature": None}, {"k": "a"}]
+
+
+@pytest.mark.parametrize("wrong", [{"p": -0.1}, {"p": 1.1}, {"p": NAN}, {"min_p": 2.0}, {"temperature": -1.0}, {"temperature": NAN}, *FAR])
+def test_numbers_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="SAMPLE-NUMBER"):
         kdk.ops.sample_top_k_top_p(logits(2, 3), **wrong, uniform=torch.zeros(2))
 
@@ -257,7 +260,13 @@ def test_uniform() -> None:
     assert kdk.random.uniform(0, 1).item() == 0x6627E8 * 2.0**-24
 
 
-@pytest.mark.parametrize(("seed", "rows"), [(-1, 1), (2**64, 1), (0, -1), (0, 2**32)])
+def test_uniform_in_a_graph() -> None:
+    """Inductor does not come to an end on Philox's rounds."""
+    compiled = torch.compile(lambda seed, rows: kdk.random.uniform(seed, rows), fullgraph=True)
+    assert torch.equal(compiled(2**63 + 5, 9), kdk.random.uniform(2**63 + 5, 9))
+
+
+@pytest.mark.parametrize(("seed", "rows"), [(-1, 1), (2**64, 1), (0, -1), (0, 2**32), (1.5, 3), (1, None)])
 def test_uniform_out_of_range(seed: int, rows: int) -> None:
     with pytest.raises(InputError, match="RANDOM-"):
         kdk.random.uniform(seed, rows)

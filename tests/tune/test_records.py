@@ -348,6 +348,7 @@ def test_a_patched_module_whose_operators_decompose_runs_its_own_forward(monkeyp
 
 @pytest.mark.parametrize("language", [name for name in ("triton", "pallas", "nki") if not ABSENT[name]])
 def test_the_first_legal_values_are_the_smallest(language: str) -> None:
+    LANGUAGES[language].module("launch").prepare()
     for name, operator in OPERATORS.items():
         for direction in ("forward", "backward"):
             kernel = dispatch.load_kernel(operator.op, language, direction) if operator.op.function(direction) else None

@@ -149,9 +149,11 @@ def reduced(
     Args:
         x: (..., H), the rows; float32, bfloat16, float16 or float64, any strides.
         weight: (V, H), the dtype of x.
-        target: (...), integers in [0, V) or ignore_index. Any other gives a loss of NaN.
+        target: (...), integers in [0, V) or ignore_index. Any other gives a loss of NaN, and
+            gradients as if no class were right: look at the loss.
         bias: (V,), the dtype of x, or None.
-        ignore_index: rows with this target have loss 0 and gradient 0, whatever is in them.
+        ignore_index: rows with this target have loss 0 and gradient 0, whatever is in them; but a NaN or an infinity in such a
+            row of x makes the gradient of weight NaN, being 0 times that, as in torch.
         label_smoothing: in [0, 1].
         softcap: positive, or None.
         z_loss: weight of lse^2; not negative.

@@ -25,7 +25,8 @@ def logcumsumexp(x: Tensor) -> Tensor:
         kdk.errors.InputError: an x without time and channels.
 
     Gradient: dx_t = the sum over s >= t of grad_s * exp(x_t - y_s), by the reversed recurrence of factors exp(y_t - y_{t+1}),
-    none above 1. It reads y as it was stored: in 16 bits it is no more exact than y. Zero where x is -inf.
+    none above 1. It reads y as it was stored: in 16 bits it is no more exact than y. Zero where x is -inf;
+    with kdk.use("reference") and under torch.func the gradient is torch's, which is NaN where all so far are -inf.
     """
     return x.to(torch.promote_types(x.dtype, torch.float32)).logcumsumexp(-2).to(x.dtype)
 

@@ -23,9 +23,11 @@ def rms_norm_dynamic_quant(
         scale = max(max|y|, 2^-100) / largest        q = y / scale, rounded to dtype
 
     with largest = 127 for int8 (symmetric: -128 is not used), 448 for float8_e4m3fn, 57344 for float8_e5m2; to nearest, ties to
-    even. So q * scale is y within half a quantum. A row of zeros gives q = 0. Semantics: dynamic per-token quantisation as
-    serving engines fuse it into the norm (vLLM's rms_norm_dynamic_per_token_quant), without their rounding of y to the dtype
-    of x in between.
+    even. So q * scale is y within half a quantum. With an eps above 0 a row of zeros gives q = 0; a row whose mean square is
+    beyond float32, of values above 1e19, gives 0 as well, as in rms_norm.
+
+    Semantics: dynamic per-token quantisation as serving engines fuse it into the norm (vLLM's rms_norm_dynamic_per_token_quant),
+    without their rounding of y to the dtype of x in between.
 
     Args:
         x: (..., H), float32, bfloat16, float16 or float64, any strides.

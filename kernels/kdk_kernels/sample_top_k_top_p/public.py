@@ -7,6 +7,8 @@ from torch import Tensor
 
 from kdk.errors import InputError
 
+HOTTEST = 1e30  # whose inverse is no denormal number, which chips take for 0
+
 
 def sample_top_k_top_p(
     operator: Callable[..., tuple[Tensor, Tensor]],
@@ -41,9 +43,10 @@ def sample_top_k_top_p(
     Args:
         logits: (N, V), float32, bfloat16, float16 or float64, any strides; -inf excludes a token.
         k: a number, or (N,) int32 or int64; what is not in 1 ... V - 1 keeps all (vLLM's 0 and -1).
-        p: a number, or (N,) float32 or like logits; 1 and more keeps all, 0 the largest logit and its equals.
+        p: a number, or (N,) float32 or like logits; from 0, the largest logit and its equals, to 1, which keeps all.
         min_p: a number, or (N,) float32 or like logits, from 0, which keeps all, to 1.
-        temperature: a number, or (N,) float32 or like logits. 0 is greedy, whatever `uniform` is: the first of the largest logits.
+        temperature: a number, or (N,) float32 or like logits, from 0 to 1e30. 0 is greedy, whatever `uniform` is: the first of
+            the largest logits.
         uniform: (N,), float32 (or like logits, which is coarse in 16 bits), in [0, 1): kdk.random.uniform(seed, N).
 
     Returns:
@@ -54,7 +57,8 @@ def sample_top_k_top_p(
         A row with a NaN or +inf, or of -inf alone, is no distribution: token -1 and logprob NaN.
 
     Raises:
-        kdk.errors.InputError: shapes, dtypes or numbers that do not fit. Values in tensors are not looked at.
+        kdk.errors.InputError: shapes, dtypes or numbers that do not fit. Values in tensors are not looked at: what
+            is drawn with one out of its range is undefined.
 
     Gradients: none.
     """
@@ -62,6 +66,7 @@ def sample_top_k_top_p(
     if isinstance(k, Tensor):
         k = k.where((k > 0) & (k < V), 0)
     elif k is not None:
+        _number("k", k)
         k = torch.full((rows,), k, dtype=torch.int32, device=logits.device) if 0 < k < V else None
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     if not isinstance(p, Tensor) and p is not None:
@@ -74,12 +79,18 @@ def sample_top_k_top_p(
     if isinstance(temperature, Tensor):
         degrees = temperature
     else:
-        _within("temperature", temperature, float("inf"), "0 is greedy, 1 leaves the logits as they are")
+        _within("temperature", temperature, HOTTEST, "0 is greedy, 1 leaves the logits as they are")
         degrees = torch.full((rows,), temperature, dtype=dtype, device=logits.device) if temperature != 1.0 else None
     return operator(logits, uniform, k, p, min_p, degrees)
 
 
 def _within(name: str, value: float, most: float, way_out: str) -> None:
+    _number(name, value)
     if not 0.0 <= value <= most:
-        limit = f"0 to {most:g}" if most < float("inf") else "0 or more"
-        raise InputError("SAMPLE-NUMBER", f"sample_top_k_top_p: {name}", value=value, limit=limit, way_out=way_out)
+        raise InputError("SAMPLE-NUMBER", f"sample_top_k_top_p: {name}", value=value, limit=f"0 to {most:g}", way_out=way_out)
+
+
+def _number(name: str, value: object) -> None:
+    if value is None or isinstance(value, str):
+        way_out = "1.0 leaves the logits as they are" if name == "temperature" else "None for no such filter"
+        raise InputError("SAMPLE-NUMBER", f"sample_top_k_top_p: {name}", value=repr(value), limit="a number or a tensor", way_out=way_out)

@@ -104,6 +104,7 @@ def check(
             raise InputError("SAMPLE-DTYPE", problem, value=t.dtype, limit="floating point", way_out=way_out)
     for name, t in (("uniform", uniform), ("k", k), ("p", p), ("min_p", min_p), ("temperature", temperature)):
         if t is not None and (t.dim() != 1 or t.shape[0] != rows):
-            limit, way_out = f"({rows},), a number for every row of logits", f"torch.full(({rows},), ...) for the same in all rows"
+            limit = f"({rows},), a number for every row of logits"
+            way_out = f"torch.full(({rows},), ...) for the same in all rows; of uniform kdk.random.uniform(seed, {rows})"
             problem = f"sample_top_k_top_p: the shape of {name}"
             raise InputError("SAMPLE-ROWS", problem, value=tuple(t.shape), limit=limit, way_out=way_out)

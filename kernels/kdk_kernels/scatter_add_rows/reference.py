@@ -12,8 +12,8 @@ def scatter_add_rows(index: Tensor, rows: Tensor, num_rows: int, deterministic: 
     """Rows added up where an index says: table[r] is the sum of the rows[i] with index[i] = r.
 
     N rows of H elements, R = num_rows in the result; messages summed at the nodes of a graph, the gradient of an embedding. A row
-    that no number names is zero. Summed in float32 (float64 for float64) and rounded once, where torch's index_add rounds to
-    bfloat16 after every addition. Semantics: zeros(R, H).index_add(0, index, rows).
+    that no number names is zero. Summed in float32 (float64 for float64) and rounded once, where atomics in bfloat16, as
+    of torch's index_add on a GPU, round after every addition. Semantics: zeros(R, H).index_add(0, index, rows).
 
     Args:
         index: (...) with N numbers in all, int64 or int32, each in [0, R). Under kdk.strict() a number out of range raises;
