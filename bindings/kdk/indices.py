@@ -73,7 +73,7 @@ class Indices:
     def _refuse(self, index: _Index, value: int, size: int, sentinel: Any) -> None:
         problem = f"{self.op.name}: {index.name} holds a value out of range"
         limit = f"0 to {size - 1}, as {index.letter} is {size}" + ("" if sentinel is None else f", or {sentinel}")
-        way_out = f"correct {index.name}; without kdk.strict() nobody looks, and the result is undefined"
+        way_out = f"correct {index.name}; without kdk.strict() nobody looks, and what comes of it is as documented"
         raise InputError("KDK-INDEX", problem, value=value, limit=limit, way_out=way_out)
 
 

@@ -52,7 +52,8 @@ def tune_command(
     console = reports.console(to_stderr=json_file == "-")
     plan = running.heats(ops, directions or ("forward", "backward"), case, dtypes, wanted)
     if not plan:
-        raise UsageError("KDK-TUNE", "nothing to tune: the filters leave nothing", way_out="`kdk list` shows what there is")
+        given = " ".join(map(str, filter(None, (*ops, *(directions or ()), case, *(dtypes or ()), *wanted))))
+        raise UsageError("KDK-TUNE", "nothing to tune: the filters leave nothing", value=given, way_out="`kdk list` shows what there is")
     in_models = [heat for m in models for heat in blocks.heats(m, tokens, directions or ("forward", "backward"), ("bfloat16",), wanted)]
     with progress("tuning", len(plan) + len(ops) * len(in_models)) as advance:
         tuned = search.run(plan, directory, devices, advance)

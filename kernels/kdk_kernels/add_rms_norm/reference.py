@@ -78,20 +78,20 @@ def _of_sum(needed: list[str]) -> bool:
     return "x" in needed or "residual" in needed
 
 
-def check(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+def check(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, op: str = "add_rms_norm") -> None:
     """Raise InputError unless the arguments are what `add_rms_norm` takes."""
     if x.dim() == 0:
         way_out = "x.reshape(1) for a single number"
-        raise InputError("ADDRMS-X", "add_rms_norm: the shape of x", value=tuple(x.shape), limit="(..., H)", way_out=way_out)
+        raise InputError("ADDRMS-X", f"{op}: the shape of x", value=tuple(x.shape), limit="(..., H)", way_out=way_out)
     if residual.shape != x.shape:
         limit = f"x is {tuple(x.shape)}"
         way_out = "residual.expand(x.shape) where one residual serves several rows"
-        problem = "add_rms_norm: residual has another shape"
+        problem = f"{op}: residual has another shape"
         raise InputError("ADDRMS-RESIDUAL", problem, value=tuple(residual.shape), limit=limit, way_out=way_out)
     if weight.shape != x.shape[-1:]:
         limit, way_out = f"({x.shape[-1]},), the last dimension of x", "a weight with one number per column"
-        problem = "add_rms_norm: the shape of weight"
+        problem = f"{op}: the shape of weight"
         raise InputError("ADDRMS-WEIGHT", problem, value=tuple(weight.shape), limit=limit, way_out=way_out)
     if not eps >= 0:
         way_out = "usual values are 1e-5 and 1e-6"
-        raise InputError("ADDRMS-EPS", "add_rms_norm: eps", value=eps, limit="at least 0", way_out=way_out)
+        raise InputError("ADDRMS-EPS", f"{op}: eps", value=eps, limit="at least 0", way_out=way_out)

@@ -54,7 +54,7 @@ def values(arguments: dict[str, Any]) -> Tensor:
 
 def check(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: torch.dtype = torch.int8) -> None:
     """Raise InputError unless the arguments are what `add_rms_norm_dynamic_quant` takes."""
-    check_add_rms_norm(x, residual, weight, eps, offset)
+    check_add_rms_norm(x, residual, weight, eps, offset, op="add_rms_norm_dynamic_quant")
     if x.shape[-1] == 0:
-        raise InputError("QUANT-X", "dynamic quantisation: the shape of x", value=tuple(x.shape), limit="rows of one element or more")
-    check_dtype(dtype)
+        raise InputError("QUANT-X", "add_rms_norm_dynamic_quant: the shape of x", value=tuple(x.shape), limit="rows of one element or more")
+    check_dtype(dtype, "add_rms_norm_dynamic_quant")

@@ -171,7 +171,7 @@ def reduced(
     """
     if reduction not in REDUCTIONS:
         limit = f"one of {', '.join(REDUCTIONS)}"
-        raise InputError("LCE-REDUCTION", "linear_cross_entropy: reduction", value=reduction, limit=limit, way_out="'mean' is usual")
+        raise InputError("LCE-REDUCTION", "linear_cross_entropy: reduction", value=repr(reduction), limit=limit, way_out="'mean' is usual")
     if autocasting(x) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)

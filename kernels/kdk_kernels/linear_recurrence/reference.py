@@ -31,7 +31,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Optional[Tensor] = None, reverse
     Args:
         a: (..., T, D), float32, bfloat16, float16 or float64, any strides. In 16 bits a factor near 1 is coarse (0.996 is the
             last bfloat16 before it): a may be float32 where b has 16 bits.
-        b: (..., T, D), the dtype of a, or 16 bits.
+        b: (..., T, D), the dtype of a; where a is float32, any of these.
         h0: (..., D), the state before the first step, or None for zeros; the dtype of b, or float32.
         reverse: time runs backwards: h_t = a_t * h_{t+1} + b_t, and h0 is the state after the last step.
 

@@ -54,14 +54,14 @@ def rms_norm_backward(
     return grad_x, grad_weight  # type: ignore[return-value]
 
 
-def check(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+def check(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, op: str = "rms_norm") -> None:
     """Raise InputError unless the arguments are what `rms_norm` takes."""
     if x.dim() == 0:
         way_out = "x.reshape(1) for a single number"
-        raise InputError("RMS-X", "rms_norm: the shape of x", value=tuple(x.shape), limit="(..., H)", way_out=way_out)
+        raise InputError("RMS-X", f"{op}: the shape of x", value=tuple(x.shape), limit="(..., H)", way_out=way_out)
     if weight.shape != x.shape[-1:]:
         limit = f"({x.shape[-1]},), the last dimension of x"
         way_out = "a weight with one number per column"
-        raise InputError("RMS-WEIGHT", "rms_norm: the shape of weight", value=tuple(weight.shape), limit=limit, way_out=way_out)
+        raise InputError("RMS-WEIGHT", f"{op}: the shape of weight", value=tuple(weight.shape), limit=limit, way_out=way_out)
     if not eps >= 0:
-        raise InputError("RMS-EPS", "rms_norm: eps", value=eps, limit="at least 0", way_out="usual values are 1e-5 and 1e-6")
+        raise InputError("RMS-EPS", f"{op}: eps", value=eps, limit="at least 0", way_out="usual values are 1e-5 and 1e-6")

@@ -71,14 +71,14 @@ def values(arguments: dict[str, Any]) -> Tensor:
 
 def check(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, dtype: torch.dtype = torch.int8) -> None:
     """Raise InputError unless the arguments are what `rms_norm_dynamic_quant` takes."""
-    check_rms_norm(x, weight, eps, offset)
+    check_rms_norm(x, weight, eps, offset, op="rms_norm_dynamic_quant")
     if x.shape[-1] == 0:
-        raise InputError("QUANT-X", "dynamic quantisation: the shape of x", value=tuple(x.shape), limit="rows of one element or more")
-    check_dtype(dtype)
+        raise InputError("QUANT-X", "rms_norm_dynamic_quant: the shape of x", value=tuple(x.shape), limit="rows of one element or more")
+    check_dtype(dtype, "rms_norm_dynamic_quant")
 
 
-def check_dtype(dtype: torch.dtype) -> None:
+def check_dtype(dtype: torch.dtype, op: str) -> None:
     """Raise InputError for a dtype that rows are not quantised to."""
     if str(dtype).removeprefix("torch.") not in LARGEST:
         limit = ", ".join(f"torch.{name}" for name in LARGEST)
-        raise InputError("QUANT-DTYPE", "dynamic quantisation: dtype", value=dtype, limit=limit, way_out="torch.int8 is everywhere")
+        raise InputError("QUANT-DTYPE", f"{op}: dtype", value=dtype, limit=limit, way_out="torch.int8 is everywhere")
