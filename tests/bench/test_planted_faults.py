@@ -249,9 +249,9 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 
 def one_or_many(kernel: Kernel) -> Callable[..., Any]:
-    """A kernel with a single result returns it bare."""
+    """A kernel with a single result returns it bare. Launch parameters, which the one that it stands for has, change nothing."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any, **launch: Any) -> Any:
         results = kernel(*args)
         return results[0] if len(results) == 1 else results
 
