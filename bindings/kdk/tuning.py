@@ -257,9 +257,9 @@ def launch_parameters(
     recorded = table(op, target)
     for reason in recorded.refused:
         refused(reason)
-    if not kernel.tunable:
-        return lambda args: {}
     tuned = any("launch" in entry for (of, _, _), entry in recorded.entries.items() if of == direction)
+    if not tuned and not kernel.tunable:
+        return lambda args: {}
     where = places(op, direction) if tuned else []
 
     def found(args: Sequence[Any]) -> Mapping[str, Any]:

@@ -343,54 +343,10 @@ def test_a_patched_module_whose_operators_decompose_runs_its_own_forward(monkeyp
         assert run()[1] != decomposing.OWN_FORWARD
 
 
-# ---- the smallest ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("language", [name for name in ("triton", "pallas", "nki") if not ABSENT[name]])
-def test_the_first_legal_values_are_the_smallest(language: str) -> None:
-    LANGUAGES[language].module("launch").prepare()
-    for name, operator in OPERATORS.items():
-        for direction in ("forward", "backward"):
-            kernel = dispatch.load_kernel(operator.op, language, direction) if operator.op.function(direction) else None
-            for parameter, values in (kernel.tunable if kernel else {}).items():
-                assert list(values) == sorted(values), f"{name}.{direction} {language}: {parameter}"
-
-
-def test_the_smallest_are_those_that_the_kernel_takes() -> None:
-    taken: list[dict[str, Any]] = []
-
-    def supports(target: str, x: Any, *, rows: int, warps: int) -> str | None:
-        taken.append({"rows": rows, "warps": warps})
-        return None if rows * warps >= 4 else "too few"
-
-    module = types.ModuleType("kernels")
-    module.TUNABLE = {"rows": (1, 2), "warps": (1, 2)}  # type: ignore[attr-defined]
-    kernel = dispatch.Kernel(module, "forward", supports, lambda *args: args)
-    found = tuning.launch_parameters(RMS_NORM.op, "forward", "v6e", kernel, pytest.fail)
-    assert found((None,)) == {}
-    with tuning.smallest():
-        assert found((None,)) == {"rows": 2, "warps": 2}
-        assert taken[0] == {"rows": 1, "warps": 1} and len(taken) == 4
-    assert found((None,)) == {}
-
-
-@pytest.mark.skipif(bool(ABSENT["triton"]), reason=str(ABSENT["triton"]))
-def test_a_case_runs_with_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kdk_bench.check import Row, run_row
-    from kdk_bench.places import place
-
-    kernel = dispatch.load_kernel(RMS_NORM.op, "triton", "forward")
-    assert kernel is not None
-    real, seen = kernel.module.forward, []
-
-    def forward(*args: Any, elements: int | None = None, warps: int | None = None) -> Any:
-        seen.append((elements, warps))
-        return real(*args, elements=elements, warps=warps)
-
-    monkeypatch.setattr(kernel.module, "forward", forward)
-    row = Row("rms_norm", "forward", "triton", "sm_90", "float32")
-    (result, *_) = run_row(row, place("triton", "sm_90"), case="long reduction in the smallest steps")
-    first = tuple(values[0] for values in kernel.tunable.values())
-    assert (result.outcome, set(seen)) == ("passed", {first})
-    (result, *_) = run_row(row, place("triton", "sm_90"), case="plain")
-    assert (result.outcome, set(seen)) == ("passed", {first, (None, None)})
+def test_a_record_for_a_kernel_that_has_no_parameters_any_more_is_refused() -> None:
+    record(launch(rows=64))
+    kernel = dispatch.Kernel(types.ModuleType("kernels"), "forward", None, lambda *args: args)
+    said: list[str] = []
+    found = tuning.launch_parameters(RMS_NORM.op, "forward", "v6e", kernel, said.append)
+    assert found((torch.zeros(6, 50), torch.ones(50), 1e-6, 0.0)) == {}
+    assert len(said) == 1 and "kernels has no launch parameter 'rows'; it has none" in said[0]
