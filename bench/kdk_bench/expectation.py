@@ -14,15 +14,14 @@ from kdk.layouts import format_for, promised
 from kdk.op import Op
 from kdk.rounding import storing
 from kdk.torch_library import Operator
+from kdk_bench.conditioning import MOVES, furthest, larger, moved, reordered
 from kdk_bench.diagnose import Diagnosis, diagnose
 from kdk_bench.discrete import Dequantised, judge_choice
 from kdk_bench.drawing import Arguments, draw, scalar
 from kdk_bench.generate import Problem, longest, shape
 from kdk_bench.numerics import Pool, Verdict, informative, judge, same_bits, sloppy, yardstick
-from kdk_bench.orders import Reordered, sequential
+from kdk_bench.orders import ORDERS, Order, Reordered
 from kdk_bench.reference_quality import coarse
-
-MOVES = 8  # of the inputs, to see how far the oracle moves
 
 
 @dataclass(frozen=True)
@@ -127,40 +126,10 @@ class _Backward:
 # ---- one case ---------------------------------------------------------------------------------------------------------
 
 
-def _moved(args: tuple[Any, ...], number: int) -> tuple[Any, ...]:
-    """float64 arguments, each element a rounding of float32 away. What the oracle makes of that is what no kernel can know.
-
-    Elements at one place of different arguments move together in some moves and against each other in others: two moves
-    that cancel in all of them would hide how much the result hangs on either (x and rstd of a norm of one element).
-    """
-    step = torch.finfo(torch.float32).eps
-
-    def move(t: Tensor, argument: int) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        code = 1 + (torch.randint(0, MOVES - 1, t.shape, generator=generator) + argument) % (MOVES - 1)
-        differ = code & number  # rows of a Hadamard matrix: of two codes, every pair of signs comes equally often
-        sign = 1 - 2 * ((differ ^ differ >> 1 ^ differ >> 2) & 1)
-        return t * (1 + step * sign)
-
-    return tuple([move(a, i) if isinstance(a, Tensor) and a.dtype == torch.float64 else a for i, a in enumerate(args)])
-
-
-def _spread(oracle: Tensor | None, moved: list[Tensor | None]) -> Tensor | None:
-    """How far results lie from the oracle, per element; of integers and 8-bit numbers nothing is asked."""
-    if oracle is None or oracle.dtype != torch.float64:
-        return None
-    found = [torch.nan_to_num((m - oracle).abs(), nan=0.0, posinf=0.0) for m in moved if m is not None]
-    return torch.stack(found).amax(0) if found else None
-
-
-def _larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else torch.maximum(a, b)
-
-
 @dataclass(frozen=True)
 class Known:
     """Per result: oracle, the reference in float32, the reference and yardstick. inputs: how far the oracle moves with the inputs;
-    spread: that, or how far sums in order are off where that is more. quantised: by name."""
+    spread: that, or how far sums in some order may be off where that is more. quantised: by name."""
 
     oracle: tuple[Tensor | None, ...]
     in_float32: tuple[Tensor | None, ...]
@@ -193,7 +162,7 @@ class Expectation:
                 backward = _Backward(op, problem, self.dtype, seed)
                 self.call = backward.call(None)
                 self.wide, self.near = backward.call(torch.float64).args, backward.call(torch.float32).args
-        self.moved = [_moved(self.wide, number) for number in range(MOVES)]
+        self.moved = [moved(self.wide, self.call.args, number) for number in range(MOVES)]
         self.reference = outputs_of(function(*self.call.args))
         self.longest = [longest(op, name, problem) for name in self.call.names]
         self.choice = op.choice if self.forward else None
@@ -203,16 +172,19 @@ class Expectation:
     def _results(self, args: tuple[Any, ...], chosen: Chosen | None) -> tuple[Tensor | None, ...]:
         return forward_results(self.op, args, chosen) if self.forward else outputs_of(self.function(*args))
 
+    def _in_order(self, order: Order, chosen: Chosen | None) -> tuple[Tensor | None, ...]:
+        with Reordered(order):
+            return self._results(self.near, chosen)
+
     def _expect(self, chosen: Chosen | None) -> Known:
         """What belongs to a choice (None: the operator makes none)."""
         with storing(self.dtype):
             oracle, in_float32 = self._results(self.wide, chosen), self._results(self.near, chosen)
-            moved = [self._results(args, chosen) for args in self.moved]
-            with Reordered(sequential):
-                in_order = self._results(self.near, chosen)
+            after_moves = [self._results(args, chosen) for args in self.moved]
+            in_order = [self._in_order(order, chosen) for order in ORDERS]
         reference = self.reference if chosen is None else self._results(self.call.args, chosen)
-        inputs = [_spread(o, list(results)) for o, *results in zip(oracle, *moved)]
-        spread = [_larger(s, _spread(o, [r])) for s, o, r in zip(inputs, oracle, in_order)]
+        inputs = [furthest(o, list(results)) for o, *results in zip(oracle, *after_moves)]
+        spread = [larger(s, reordered(o, list(m), list(r))) for s, o, m, r in zip(inputs, oracle, zip(*after_moves), zip(*in_order))]
         discrete = {*self.op.quantised, *(chosen or ())}
         yardsticks = [
             None if r is None or o is None or f is None else r if name in discrete else yardstick(r, f, o, longest=n)
@@ -227,9 +199,9 @@ class Expectation:
             q, scale = oracle[names.index(name)], oracle[names.index(how.scale)]
             assert q is not None and scale is not None
             with storing(self.dtype):
-                values, near, *moved = (how.of(dict(zip(self.op.arguments, args))) for args in (self.wide, self.near, *self.moved))
+                values, near, *after_moves = (how.of(dict(zip(self.op.arguments, args))) for args in (self.wide, self.near, *self.moved))
             n = self.longest[names.index(name)]
-            found[name] = Dequantised(values, near, _spread(values, list(moved)), q, scale, n)
+            found[name] = Dequantised(values, near, furthest(values, list(after_moves)), q, scale, n)
         return found
 
     def _judge_choice(self, chosen: Mapping[str, Tensor | None]) -> str:

@@ -167,6 +167,15 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert changed.kills == again.kills
 
 
+def test_the_cases_that_kill_most_in_a_second_come_first() -> None:
+    first, second, third = (step[1] for step in steps(UNIT)[:3])
+    work = Work(UNIT, [], 1, Trial("", costs={first: 8.0, second: 1.0, third: 2.0}))
+    place = {name: [n for _, n in work.order()].index(name) for name in (first, second, third)}
+    assert place[second] < place[third] < place[first]
+    work.kills[("float32", first)] += 9
+    assert work.order().index(("float32", first)) < work.order().index(("float32", second))
+
+
 def test_code_that_only_another_operator_runs_is_left_to_it() -> None:
     lines = {"own": 1, "both": 2, "foreign": 3, "nobody's": 4}
     mutants = [Mutant(UNIT, "constant", "m", "f", line, key, "", 0, "") for key, line in lines.items()]
@@ -182,10 +191,10 @@ def test_a_fault_in_shared_code_is_found_when_any_of_its_users_fails() -> None:
     own.sharing = [other]
     shared, alone = "kdk_kernels.rms_norm.nki", "kdk_kernels.add_rms_norm.nki"
     own.mutants = [Mutant(users[0], "constant", module, "f", 1, module, "", 0, "") for module in (shared, alone)]
-    assert not own.done(Trial("")) and own.next()[1] == users[1]
+    assert not own.done(Trial("")) and own.next().args[0] == users[1]
     assert own.done(Trial("numerics", ("float32", "plain")))
     assert own.trials[0][1].by == str(users[1]) and other.kills.total() == 1 and own.kills.total() == 0
-    assert own.next()[1] == users[0]
+    assert own.next().args[0] == users[0]
     assert own.done(Trial("")) and not own.trials[1][1].kill
 
 

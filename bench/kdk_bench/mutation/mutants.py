@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import hashlib
 import itertools
 import random
@@ -73,7 +74,7 @@ def all_mutants(unit: Unit) -> list[Mutant]:
         seen.add("\n".join(rest))
         for kind, place, changed in _changes(function, source):
             text = "\n".join([*rest[:at], changed, *rest[at + 1 :]])
-            if text in seen or not _compiles(text):
+            if text in seen or not _compiles(changed):
                 continue
             seen.add(text)
             before, after = _difference(original, changed)
@@ -112,6 +113,7 @@ def _assigned(statement: ast.Assign) -> set[str]:
     return {n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
+@functools.cache  # a function is as it was whenever it is asked about
 def _sources_of_positions(function: ast.AST) -> set[str]:
     """Names that positions are made from, whether they are positions or not: sizes, strides, numbers of passes."""
     places: list[ast.AST] = [n.slice for n in ast.walk(function) if isinstance(n, ast.Subscript)]

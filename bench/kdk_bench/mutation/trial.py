@@ -11,8 +11,8 @@ import linecache
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -63,6 +63,7 @@ class Trial:
     seconds: float = 0.0  # of processor time
     lines: frozenset[Line] = frozenset()  # that ran, where that was asked
     by: str = ""  # the other unit whose cases killed it, where its own did not
+    costs: dict[str, float] = field(default_factory=dict)  # seconds of processor time of every case, of a kernel that passes
 
 
 def steps(unit: Unit) -> list[Step]:
@@ -224,12 +225,32 @@ def run_original(unit: Unit, shares: bool, seed: int) -> Trial:
     return trial if traced is None or trial.kill else dataclasses.replace(trial, lines=frozenset(traced.lines))
 
 
-def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], seed: int, traced: Traced | None = None) -> Trial:
-    """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed."""
+def allow(seconds: float) -> None:
+    """Let this process compute for so long from now on: then the system ends it, also where it is deep in compiled code."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 1, resource.RLIM_INFINITY))
+
+
+def run_mutant(
+    unit: Unit,
+    changed: str,
+    source: str,
+    order: Sequence[Step],
+    seed: int,
+    traced: Traced | None = None,
+    limits: Mapping[str, float] | None = None,
+) -> Trial:
+    """Judge a mutant. It counts if some case runs to a verdict; the first case that fails decides how it was killed.
+
+    limits: seconds of processor time by case, past which the process ends.
+    """
     begin = time.process_time()
+    costs: dict[str, float] = {}
 
     def trial(kill: str, step: Step | None = None, reason: str = "", cause: str = "", details: str = "") -> Trial:
-        return Trial(kill, step, " ".join(reason.split())[:300], cause, details[:200], time.process_time() - begin)
+        seconds = time.process_time() - begin
+        return Trial(kill, step, " ".join(reason.split())[:300], cause, details[:200], seconds, costs={} if kill else costs)
 
     crash: tuple[Step, str] | None = None
     ran = False
@@ -237,8 +258,12 @@ def run_mutant(unit: Unit, changed: str, source: str, order: Sequence[Step], see
         with planted(unit, changed, source):
             cases = _Cases(unit, seed)
             for step in order:
+                if limits is not None:
+                    allow(limits[step[1]])
+                before = time.process_time()
                 with traced or contextlib.nullcontext():
                     kill, reason, result = cases.run(step)
+                costs[step[1]] = time.process_time() - before
                 ran = ran or kill in ("", "numerics", "sanitizer")
                 if kill == "crash":
                     crash = crash or (step, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import threading
@@ -14,12 +15,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from kdk_bench.mutation.mutants import Mutant
-from kdk_bench.mutation.trial import Step, Trial, run_mutant, run_original, steps, uncounted
+from kdk_bench.mutation.trial import Step, Trial, allow, run_mutant, run_original, steps, uncounted
 from kdk_bench.mutation.units import Unit, files, sharing
 
 KILLS = ("numerics", "sanitizer", "crash")
-LEAST_LIMIT = 20.0  # seconds of processor time that every mutant has: the same mutant hangs on a busy machine and an idle one
+LEAST_LIMIT = 15.0  # seconds of processor time that every case has: the same mutant hangs on a busy machine and an idle one
 SLOWER = 5  # times as long as the unchanged kernel, and a mutant counts as hanging
+CHEAPEST = 0.2  # seconds: what drawing, judging and diagnosing take, however small a case is
+LONGEST = 600.0  # seconds of processor time for what has no limit by case
 IDLE = 60.0  # seconds on the clock in which a mutant that does not compute at all counts as hanging
 
 
@@ -40,10 +43,13 @@ class Work:
         """Whose cases may kill the first mutant: a fault in shared code is found when any of its users' checks fails."""
         return [self, *(other for other in self.sharing if self.mutants[0].module in files(other.unit))]
 
+    def cost(self, step: Step) -> float:
+        return max(CHEAPEST, self.baseline.costs.get(step[1], 0.0) if self.baseline else 0.0)
+
     def order(self) -> list[Step]:
-        """The cases that killed most come first: a mutant mostly dies at the first one. Of a single element last, as in
+        """The cases that kill most in a second come first: a mutant mostly dies at the first one. Of a single element last, as in
         `kdk check`: what is wrong there says little about the cause."""
-        return sorted(steps(self.unit), key=lambda step: (step[1] in uncounted(self.unit), -self.kills[step]))
+        return sorted(steps(self.unit), key=lambda s: (s[1] in uncounted(self.unit), -(1 + self.kills[s]) / self.cost(s)))
 
     def finished(self) -> bool:
         if self.baseline is None:
@@ -53,19 +59,13 @@ class Work:
     def counting(self) -> int:
         return sum(t.kill != "stillborn" for _, t in self.trials)
 
-    def next(self) -> tuple[Any, ...]:
-        """A function and its arguments, before the seed."""
+    def next(self) -> Callable[..., Trial]:
+        """What a worker runs, given the seed."""
         if self.baseline is None:
-            return run_original, self.unit, bool(sharing([self.unit]))
+            return functools.partial(run_original, self.unit, bool(sharing([self.unit])))
         judge = self.judges()[self.asked]
-        return run_mutant, judge.unit, self.mutants[0].module, self.mutants[0].source, judge.order()
-
-    def limit(self) -> float:
-        """Seconds of processor time for the next mutant."""
-        if self.baseline is None:
-            return 600.0
-        baseline = self.judges()[self.asked].baseline
-        return max(LEAST_LIMIT, SLOWER * (baseline.seconds if baseline is not None else 0.0))
+        limits = {name: max(LEAST_LIMIT, SLOWER * judge.cost((dtype, name))) for dtype, name in steps(judge.unit)}
+        return functools.partial(run_mutant, judge.unit, self.mutants[0].module, self.mutants[0].source, judge.order(), limits=limits)
 
     def done(self, trial: Trial) -> bool:
         """Take what a worker answers. Whether that settles a mutant."""
@@ -106,8 +106,6 @@ def _end_if_idle(busy: threading.Event, idle: float) -> None:
 
 def _serve(connection: Connection, seed: int, idle: float) -> None:
     """A worker's life: its share of the cores is one."""
-    import resource
-
     import torch
 
     import kdk.ops  # noqa: F401  (registers the operators)
@@ -116,11 +114,10 @@ def _serve(connection: Connection, seed: int, idle: float) -> None:
     busy = threading.Event()
     threading.Thread(target=_end_if_idle, args=(busy, idle), daemon=True).start()
     while True:
-        limit, (function, *arguments) = connection.recv()
+        function = connection.recv()
         busy.set()
-        # Past it the system ends the process, also where it is deep in compiled code.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, resource.RLIM_INFINITY))
-        answer = function(*arguments, seed)
+        allow(LONGEST)
+        answer = function(seed=seed)
         busy.clear()
         connection.send(answer)
 
@@ -136,7 +133,7 @@ class _Worker:
 
     def begin(self, work: Work) -> None:
         self.work = work
-        self.connection.send((work.limit(), work.next()))
+        self.connection.send(work.next())
 
     def end(self) -> None:
         self.process.kill()
