@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kdk_bench.numerics import slices
+
 MOVES = 16  # of the inputs, to see how far the oracle moves
-SURE = 3  # standard deviations that an error may reach
-MEDIAN = 0.89  # of the RMS of three normal numbers with a standard deviation of 1
+NEARLY_ALL = 0.95  # of the slices of a result
+APART = 2  # times the usual error of a sum in order that another order may have
 
 
 def moved(args: tuple[Any, ...], real: tuple[Any, ...], number: int) -> tuple[Any, ...]:
@@ -50,16 +52,20 @@ def furthest(oracle: Tensor | None, others: list[Tensor | None]) -> Tensor | Non
 def reordered(oracle: Tensor | None, after_moves: list[Tensor | None], in_order: list[Tensor | None]) -> Tensor | None:
     """How far sums in some order may take a result from the oracle.
 
-    What moved inputs do says how an element hangs on roundings; sums in order, how much larger than one rounding those are. That
-    is one number for the whole result: a row that hangs on a single logit has one error, which is small in one order and not in the next.
+    Sums in a few orders say it for a slice with many errors. One that hangs on a single logit has one error, which is small in one
+    order and not in the next. But what moved inputs do says how an element hangs on roundings; and the other slices, how much
+    more sums in order are than a rounding of the inputs. As much as in nearly all, or twice as much as is usual, they may be in any.
     """
     sums, moves = _distances(oracle, in_order), _distances(oracle, after_moves)
-    if sums is None or moves is None:
+    if oracle is None or sums is None or moves is None or not oracle.numel():
         return None
     deviation = moves.square().mean(0).sqrt()
-    times = (sums.square().mean(0).sqrt() / deviation)[deviation > 0]
-    growth = float(times.median()) / MEDIAN if times.numel() else 0.0
-    return torch.maximum(sums.amax(0), SURE * growth * deviation)
+    finite = torch.where(torch.isfinite(oracle), oracle, 0.0)
+    off, scale, peak = (slices(t).amax(-1) for t in (sums.amax(0), deviation, finite.abs()))
+    scale = torch.maximum(scale, torch.finfo(torch.float32).eps * peak)  # less is no more than the rounding of the result
+    times = (off / scale)[scale > 0]
+    growth = min(float(times.quantile(NEARLY_ALL)), APART * float(times.median())) if times.numel() else 0.0
+    return torch.maximum(sums.amax(0), growth * deviation)
 
 
 def larger(a: Tensor | None, b: Tensor | None) -> Tensor | None:

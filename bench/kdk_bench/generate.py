@@ -19,6 +19,8 @@ from kdk_bench.declared_cases import cases_of
 
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1009, 1023, 1024, 1025)
 LONG = (4099, 2053, 1031, 521, 257, 131, 67)
+ONE_MORE = (4097, 2049, 1025, 513, 257, 129, 65)  # than whole tiles
+ALMOST = (4093, 2039, 1021, 509, 251, 127, 61)  # primes: of tiles of any width the last one is nearly full
 WHOLE_TILES = (4096, 2048, 1024, 512, 256, 128, 64)
 LONGEST = (16411, *LONG)  # past what a kernel holds at once: where it walks over a row in tiles
 QUICK_ELEMENTS, FULL_ELEMENTS = 40_000, 200_000  # of the largest tensor
@@ -198,7 +200,8 @@ BARE = Slot("strided, no leading dimension", (129, 65), "strided", counted=False
 TILES = (
     Slot("whole tiles, then nothing", (256, 128), place=0),
     Slot("one more than wide tiles, a chunk", (8193, 4097, 2049, 1025, 513, 257), "chunk", place=-1),
-    Slot("long reduction in the smallest steps", LONG, values="scales", reduced=0, launch="smallest"),
+    Slot("long reduction in the smallest steps", ONE_MORE, values="scales", reduced=0, launch="smallest"),
+    Slot("nearly whole, in the smallest steps", ALMOST, values="scales", reduced=-1, launch="smallest"),
 )
 PATTERNS = ("random", "equal", "sorted", "duplicates")
 """Of indices: drawn; all the same (a hot row); in order; a few values many times."""

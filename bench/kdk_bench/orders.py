@@ -25,7 +25,13 @@ def from_the_middle(x: np.ndarray) -> np.ndarray:
     return sequential(np.roll(x, len(x) // 2, axis=0))
 
 
-ORDERS = (sequential, backwards, from_the_middle)  # as different as three sums one by one can be
+def in_lanes(x: np.ndarray, lanes: int = 64) -> np.ndarray:
+    """Partial sums that walk over the rows, as the lanes of a kernel do, then their sum."""
+    x = np.concatenate([x, np.zeros((-len(x) % lanes, *x.shape[1:]), x.dtype)])
+    return sequential(sequential(x.reshape(-1, lanes, *x.shape[1:])))
+
+
+ORDERS = (sequential, backwards, from_the_middle, in_lanes)  # as different as sums of a few kinds can be
 PRODUCTS = {"linear", "matmul", "__matmul__", "mm"}
 PIECE = 2**22  # terms of a product that are held at once
 

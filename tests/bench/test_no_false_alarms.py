@@ -19,21 +19,19 @@ from kdk_bench.conditioning import MOVES, moved
 from kdk_bench.expectation import Expectation, Row
 from kdk_bench.generate import Problem, problems
 from kdk_bench.numerics import SMALLEST_POOL, Pool
-from kdk_bench.orders import Order, Reordered, backwards, sequential
+from kdk_bench.orders import Order, Reordered, backwards, in_lanes, sequential
 from kdk_bench.places import place
 from kdk_bench.shrinking import shrink
 from kdk_bench.spelling import parse  # the lines that are printed use it too
 
-BLOCK = 64
+BLOCK = 32
 NAMES = [name for name, operator in OPERATORS.items() if operator.op.package.startswith("kdk_kernels.")]
 CASES = 2000  # of each operator, over SEEDS
 SEEDS = (1, 2, 3)
 
 
 def blocked(x: np.ndarray) -> np.ndarray:
-    """BLOCK partial sums that walk over the rows, as the lanes of a kernel do, then their sum."""
-    x = np.concatenate([x, np.zeros((-len(x) % BLOCK, *x.shape[1:]), x.dtype)])
-    return sequential(sequential(x.reshape(-1, BLOCK, *x.shape[1:])))
+    return in_lanes(x, BLOCK)
 
 
 def tree(x: np.ndarray) -> np.ndarray:

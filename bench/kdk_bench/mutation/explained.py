@@ -61,4 +61,31 @@ EXPLAINED: dict[str, str] = {
         "offset=first, vector_offset=numbers)) -> nisa.dma_copy(dst=tile, src=table.ap([[H + 1, rows], [1, width]], "
         "offset=first, vector_offset=numbers))"
     ): "the first stride of a pattern is not read where a vector of offsets takes its place",
+    (
+        "group_norm_silu.backward triton | _tile: return (tl.where(mask, normalised, 0.0), tl.where(mask, dz, 0.0), w, scale) -> "
+        "return (tl.where(mask, normalised, 1.0), tl.where(mask, dz, 0.0), w, scale)"
+    ): "outside of the tile it is only multiplied by dz, which is 0 there, or not written",
+    (
+        "group_norm_silu.backward triton | _means: group, lane = (tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)) -> "
+        "group, lane = (tl.program_id(0), tl.arange(0, PARTS))"
+    ): "2^31 parts of groups stand for more elements of x than any memory holds",
+    (
+        "group_norm_silu.backward triton | whole: channels, P = (x.shape[1] // groups, x.shape[2]) -> "
+        "channels, P = (x.shape[1] // groups, x.shape[1])"
+    ): "a choice of tiles, for any of which the kernel is right",
+    "group_norm_silu.forward pallas | block_shape: parts = pl.cdiv(P, most) -> parts = pl.cdiv(P, most) - 1": (
+        "a choice of tiles, for any of which the kernel is right"
+    ),
+    (
+        "sample_top_k_top_p.forward pallas | kernel: low, _ = jax.lax.fori_loop(0, 32 - shift, halve, (bits(least), bits(most) + 1)) -> "
+        "low, _ = jax.lax.fori_loop(0, 33 - shift, halve, (bits(least), bits(most) + 1))"
+    ): "an interval of one number is not halved any further",
+    (
+        "linear_cross_entropy.forward pallas | _on_its_side: parts = [bias[:, c:c + LANES] for c in range(0, bias.shape[1], LANES)] -> "
+        "parts = [bias[:, c:c + LANES] for c in range(0, bias.shape[1] - 1, LANES)]"
+    ): "a block has whole tiles of columns: as many pieces either way",
+    (
+        "linear_cross_entropy.forward pallas | product: if x.dtype != jnp.float32 or not CHAIN < H < 4 * LANES: -> "
+        "if x.dtype != jnp.float32 or not CHAIN < H < 5 * LANES:"
+    ): "how the terms of a product are put together; both ways are float32",
 }

@@ -24,7 +24,7 @@ op = Op(
     independent=("N",),
     mixed={"uniform": "float32", "p": "float32", "min_p": "float32", "temperature": "float32"},
     indexes={"k": "V"},
-    ranges={"uniform": (0.0, 1.0), "p": (0.0, 1.0), "min_p": (0.0, 0.5), "temperature": (0.0, 2.0)},
+    ranges={"uniform": (0.0, 1.0), "p": (0.0, 1.0), "min_p": (0.0, 1 + 2**-23), "temperature": (0.0, 2.0)},
     choice=Choice(outputs=("token",), valid=comparison.valid, given=comparison.given),
     flops={"forward": lambda N, V: 12 * N * V},
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kdk.backends.pallas import faults, torch_xla
 from kdk.backends.pallas.faults import exact, look_for_faults
+from kdk.backends.pallas.mxu import products_in_one_pass
 
 
 @functools.cache
@@ -45,7 +46,8 @@ def to_torch(array: Any) -> Tensor:
 
 
 def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: str) -> Any:
-    """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces.
+    """`function` on CPU tensors with `interpret=True`: values as on a TPU's kernel, without its memory spaces. A product of float32
+    operands is one pass in bfloat16 unless it says `precision=jax.lax.Precision.HIGHEST`.
 
     Small problems are looked through for faults first (`look_for_faults` says what is small): SimulationError.
     On xla tensors they are not: what runs there is a program of XLA's, without the TPU's memory and DMAs.
@@ -55,7 +57,7 @@ def run_simulated(function: Callable[..., Any], args: tuple[Any, ...], target: s
     import jax
 
     static = tuple(i for i, a in enumerate(args) if not isinstance(a, Tensor) and a is not None)
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(jax.devices("cpu")[0]), products_in_one_pass():
         arrays = [to_jax(a) if isinstance(a, Tensor) else a for a in args]
         look_for_faults(function, static, arrays)
         result = _compiled(function, static)(*arrays)
