@@ -59,7 +59,9 @@ def reordered(oracle: Tensor | None, after_moves: list[Tensor | None], in_order:
     sums, moves = _distances(oracle, in_order), _distances(oracle, after_moves)
     if oracle is None or sums is None or moves is None or not oracle.numel():
         return None
-    deviation = moves.square().mean(0).sqrt()
+    furthest_move = moves.amax(0)
+    largest = torch.where(furthest_move > 0, furthest_move, 1.0)  # numbers of float64 cannot all be squared
+    deviation = (moves / largest).square().mean(0).sqrt() * furthest_move
     finite = torch.where(torch.isfinite(oracle), oracle, 0.0)
     off, scale, peak = (slices(t).amax(-1) for t in (sums.amax(0), deviation, finite.abs()))
     scale = torch.maximum(scale, torch.finfo(torch.float32).eps * peak)  # less is no more than the rounding of the result

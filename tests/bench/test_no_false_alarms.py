@@ -15,7 +15,7 @@ import kdk.ops  # noqa: F401  (registers the operators)
 from kdk.dispatch import as_promised
 from kdk.registry import OPERATORS
 from kdk_bench.check import run_row
-from kdk_bench.conditioning import MOVES, moved
+from kdk_bench.conditioning import MOVES, moved, reordered
 from kdk_bench.expectation import Expectation, Row
 from kdk_bench.generate import Problem, problems
 from kdk_bench.numerics import SMALLEST_POOL, Pool
@@ -238,3 +238,27 @@ def test_rows_that_hang_on_a_single_number(implementation: str) -> None:
     row = Row("linear_cross_entropy", "backward", implementation, target, "float32")
     results = run_row(row, place(implementation, target), case="plain: N=160 H=160 V=160")
     assert [(r.outcome, r.reason) for r in results] == [("passed", "")]
+
+
+def test_a_slice_in_which_every_order_was_lucky_is_judged_by_the_others() -> None:
+    oracle = torch.linspace(1, 2, 320, dtype=torch.float64).reshape(20, 16)
+    step = 1e-5 * oracle
+    orders: list[Tensor | None] = [oracle + 3 * step, oracle - 3 * step]
+    for order in orders:
+        assert order is not None
+        order[7] = oracle[7]
+    moves: list[Tensor | None] = [oracle + step, oracle - step]
+    spread = reordered(oracle, moves, orders)
+    assert spread is not None and torch.allclose(spread, 3 * step)
+    huge = 1e300 * oracle
+    spread = reordered(huge, [1e300 * t for t in moves if t is not None], [1e300 * t for t in orders if t is not None])
+    assert spread is not None and torch.allclose(spread / 1e300, 3 * step)
+
+
+def test_a_result_far_steadier_than_its_rounding_is_no_measure() -> None:
+    """Sums of a saturated result are a rounding off, which no move of the inputs explains: the next slice is not a thousand times off."""
+    oracle = torch.ones(20, 16, dtype=torch.float64)
+    moves: list[Tensor | None] = [oracle + 1e-12]
+    moves[0][0] = oracle[0] + 1e-3  # type: ignore[index]
+    spread = reordered(oracle, moves, [oracle + 1e-7])
+    assert spread is not None and spread.max() < 1e-2
